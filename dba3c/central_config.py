@@ -1,7 +1,5 @@
 """Settings of central inference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The one error a user can cause, its message one line that says what is wrong and what to do; warnings; exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import sys

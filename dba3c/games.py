@@ -3,8 +3,6 @@
 In: a run's folder, or a folder of results/. Out: scores, a film.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path

@@ -3,8 +3,6 @@
 In: the name. Out: what it names, imported from where the command was started or from what is installed.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

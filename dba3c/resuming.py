@@ -1,7 +1,5 @@
 """What may change when a run goes on, and what would make another run of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 They find each other through small files in the run folder, rewritten at each start.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ character that its encoding lacks is written as an escape. A program of the user
 swallows what cannot be written.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import select

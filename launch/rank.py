@@ -5,8 +5,6 @@
 3. It stays until they are gone. Processes find each other through the folder's rendezvous files.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

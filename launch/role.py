@@ -3,8 +3,6 @@
 And before there is any, one that builds what they will build (`check`).
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

@@ -1,7 +1,5 @@
 """A run, once its configuration fits, whole on this machine: every role is a process, under one supervisor."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

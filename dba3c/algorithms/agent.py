@@ -6,8 +6,6 @@ Parameters arrive and gradients leave as one flat float32 vector [P] (``param_se
 may compute in bfloat16 with channels_last weights; the heads, the loss and everything that travels stay float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """Which algorithm a run learns with, and its coefficients: what losses and whole algorithms are made with, one's own,
 too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dba3c.errors import UserError, did_you_mean

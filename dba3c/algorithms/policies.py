@@ -3,8 +3,6 @@
 Legend: N environments of a batch, D action dimensions, A actions.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

@@ -5,8 +5,6 @@ Legend: L steps of a sequence that train, U burn-in steps before them, B sequenc
 A sequence has U + L + 1 observations; step t is (observation_t, action_t) → (reward_t, terminated_t, truncated_t).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -26,8 +26,6 @@ equal to the λ-returns for every λ. γ_t is γ, or 0 where the step terminated
 where v_{t+1} is V(x_{t+1}), and a step that is not valid has v_t = V(x_t) and no advantage.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

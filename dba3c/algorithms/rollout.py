@@ -7,8 +7,6 @@ An on-policy learner computes its loss on exactly the forward pass that chose th
 through them. Frames are not kept at all: what the graph needs of them it has saved itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

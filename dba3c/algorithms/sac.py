@@ -10,8 +10,6 @@ Legend: N transitions of a batch, O observation numbers, D action dimensions.
 A truncated transition is not terminated: it bootstraps from its true next observation.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

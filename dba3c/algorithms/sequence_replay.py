@@ -12,8 +12,6 @@ of the frames that it needs is overwritten. It is drawn by its priority, a leaf'
 Stacks are rebuilt from single frames, oldest first (`frame_rows`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

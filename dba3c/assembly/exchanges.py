@@ -1,7 +1,5 @@
 """The exchange that a worker trains through, as the configuration names it; and the role of its servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What a run trains, as its configuration says: spaces, module, shard plan, first parameters, the network around it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

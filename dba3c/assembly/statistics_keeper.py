@@ -1,7 +1,5 @@
 """A worker's or an actor's observation statistics, kept beside the checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

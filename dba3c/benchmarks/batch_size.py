@@ -5,8 +5,6 @@ actions sampled, actions and log-probabilities back. Atari's observations; no li
 measured in turn, ``repeats`` times; medians are printed, and written with a figure when asked.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 import time

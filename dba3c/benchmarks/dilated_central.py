@@ -6,8 +6,6 @@ of the time that one core was recorded to take, for an actor's node divided amon
 many as it is worth.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any, NamedTuple

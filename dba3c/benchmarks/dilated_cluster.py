@@ -1,7 +1,5 @@
 """Figures of `results/cluster`: a cluster of 64 nodes, time-dilated, from the rows that its campaign wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ Two kinds of environments: ``ALE/Breakout-v5``, and ``blank``, frames of the sam
 make, so that the service is what limits.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

@@ -5,8 +5,6 @@ or being answered. A link that breaks is dialled again within a stated time, fur
 games go on where they stood, the learner begins new unrolls with them.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A trainer takes experience, and then owes some number of gradients for it. One w
 target network for a later life: the replay begins empty, the target as a copy of the parameters.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Both give the learner the same three things: ``publish`` new parameters, ``collect`` complete unrolls, ``close``.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The learner's whole life: newest parameters, complete unrolls, gradient, push, record; and what it is made of."""
 
-from __future__ import annotations
-
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.config import REPLAYING
 from dba3c.assembly.exchanges import connect

@@ -6,8 +6,6 @@ Complete unrolls feed the replay: sequences begin where unrolls do, so the recur
 each is the one its unroll began with. A sequence is the burn-in and one unroll's length.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

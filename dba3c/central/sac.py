@@ -1,7 +1,5 @@
 """Soft actor-critic on central inference: a replay of single transitions, gradients by the replay ratio."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

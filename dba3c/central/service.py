@@ -12,8 +12,6 @@ makes batches smaller and blocks nobody.
 One thread owns all of this; it never blocks longer than it is told to.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

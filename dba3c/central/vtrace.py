@@ -3,8 +3,6 @@
 Legend: T unroll length, N environments of a batch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dba3c.algorithms.agent import Agent

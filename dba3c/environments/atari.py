@@ -18,8 +18,6 @@ Facts about ale-py 0.12 this file rests on (its src/ale/vector), each held by a 
 - an action outside the set makes `recv` wait for ever: `AtariVectorEnvironment` checks them all.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ actions of `v5`, ALE/<Game>-v5, are Machado et al.'s (2018, arXiv 1709.06009); `
 preprocessing. Every protocol cuts a game after 108,000 frames (30 minutes of play).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

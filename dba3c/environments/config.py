@@ -4,8 +4,6 @@ The named Atari protocols are in `atari_protocols`. Every command reads ids, so 
 another family has the id, Gymnasium: people would wait for them before the first line.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """One function that makes the vector environment of any family."""
 
-from __future__ import annotations
-
 import functools
 import pkgutil
 from typing import Any, Literal

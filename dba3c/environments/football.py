@@ -10,8 +10,6 @@ gfootball has the old four-value `step`, whose `done` does not say why. A game t
 in that step is `truncated`; a goal, the ball out of play or its loss, where the scenario ends on it, is `terminated`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -9,8 +9,6 @@ anew a bounded number of times; the broken step is `truncated` (so the steps bef
 observation) and not `valid`. In `gymnasium.vector.SyncVectorEnv` it would take all others with it, unnamed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

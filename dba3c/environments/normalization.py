@@ -12,8 +12,6 @@ each checkpoint's step. A resumed one goes on from its own; an evaluation and a 
 that was not there before take those of all that then played, merged as if one had seen everything.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ Why not `gymnasium.vector.AsyncVectorEnv`: one environment that hangs or dies en
 making and closing wait without a bound, and it makes one more environment in the worker to ask for the spaces.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -2,8 +2,6 @@
 environment's own are turned into them: images uint8 [C, H, W], a vector float32 [D], or both as a `MixedSpace`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

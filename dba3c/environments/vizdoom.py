@@ -9,8 +9,6 @@ The time limit is kept here, not by the engine, whose last screen is gone once i
 out of time is `truncated` and its last observation is the true one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

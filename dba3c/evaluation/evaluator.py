@@ -6,8 +6,6 @@
 lie beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest, and old ones are deleted.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -15,8 +15,6 @@ long, good game, its neighbours finish several short ones. So every environment 
 settled before any is played, and each of them is played to its end.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Points for trackers and plots: what happened since the last point, reduced as `dba3c.metrics.registry` says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Nothing here can slow training down: the run only ever appends to its own files.
 run afterwards (`dba3c export RUN --to NAME`), through the same reader and sinks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import queue

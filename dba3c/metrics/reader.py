@@ -5,8 +5,6 @@ taken only once its newline is there. Lines that are not records (torn by a cras
 are skipped and counted, so what reads records need not check them again.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import math

@@ -5,8 +5,6 @@ Two layers share one type. *Recorded* metrics (kind step, server, episode, evalu
 drawn under that name by every tracker. docs/metrics.md says what each means; a test holds that it names them all.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable, Sequence

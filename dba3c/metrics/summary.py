@@ -3,8 +3,6 @@
 `RunSummary` is pure: records in, numbers out; no clock, no files.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping

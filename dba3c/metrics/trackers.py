@@ -1,7 +1,5 @@
 """The trackers of `--track`: TensorBoard, MLflow, Neptune, W&B, each a small adapter."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

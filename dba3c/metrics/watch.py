@@ -5,8 +5,6 @@ score, speed, where each process's time goes, whose gradients are dropped. It wo
 shared file system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import math

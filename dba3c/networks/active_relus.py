@@ -4,8 +4,6 @@ A network calls ``torch.nn.functional.relu`` (as ``nn.ReLU`` does); while ``Acti
 counted. Networks need not know, users' own neither, and steps that are not watched cost nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

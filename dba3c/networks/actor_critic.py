@@ -4,8 +4,6 @@ Legend: T unroll length, B batch, S observation shape, F features, H LSTM size, 
 a discrete action of A). A network is stepped while acting, and unrolled while learning.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Legend: B batch (any leading shape), A actions, D dimensions of a continuous action, P distribution parameters.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

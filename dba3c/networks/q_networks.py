@@ -5,8 +5,6 @@ Legend: T unroll length, B batch, S observation shape, F features, H LSTM size, 
 The LSTM also sees the previous action, one-hot, and the previous reward: H inputs are F + A + 1 numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ float32 one of two:
 - an ``ActorCriticNetwork``, which may remember: one that overrides ``initial_state``, ``forward`` and ``unroll``.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Callable

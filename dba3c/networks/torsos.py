@@ -6,8 +6,6 @@ Legend: B batch, C channels (colours of stacked frames), H height, W width, D in
 convolutional torsos are on 84×84 with four gray frames, and, with A = 4 actions, of the whole network.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

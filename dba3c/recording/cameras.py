@@ -11,8 +11,6 @@ its seed and actions (tested: observation, reward, lives, frame by frame), so a 
 the frame skip and no resizing: its screens are the game's, flicker removed by the same max-pooling, 30 a second.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -5,8 +5,6 @@ videos/step-N-ACTIONS-I.mp4   one of other actions, or of another stream of seed
 videos/step-N.mp4.json        its score, length, protocol, seed and the parameters' hash
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

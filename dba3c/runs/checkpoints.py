@@ -3,8 +3,6 @@
 Written and checked by `param_servers.checkpoint.files`; this is what evaluation and recording need of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

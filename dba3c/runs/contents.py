@@ -1,7 +1,5 @@
 """What a run's folder is made of, and which folders a run can begin or go on in."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -14,8 +14,6 @@ What fails on the way is noted too, so that it is not lost among 64 ranks; and w
 that the ranks that wait for their chief stop waiting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Small files that are there whole or not at all, and what can be said of a path without lying."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

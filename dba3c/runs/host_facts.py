@@ -1,8 +1,6 @@
 """What a run's folder says about where it ran, an allow-list of facts, never the environment; and what this process was
 given of the host's processor."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 import os

@@ -7,8 +7,6 @@ steps its mean varies by 1/√c as much as a step does, which is undone. The sha
 in records of one step: those of one worker are drawn from as they are, else steps are lognormal with stalls apart.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """What is simulated (a cluster's links, the work of a step, how gradients are exchanged), and what is found."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,6 @@ groups of environments: while one waits for its actions the other is stepped. Th
 answers all that wait (a batch), and learns when enough data points have come in.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Mapping, Sequence

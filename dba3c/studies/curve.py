@@ -1,7 +1,5 @@
 """A run's charts as columns: read from its records, or from the small curve.csv that was committed in their place."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re

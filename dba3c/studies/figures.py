@@ -3,8 +3,6 @@
 Learning curves, the figure that any runs have: the mean score of the last 50 games against frames, hours or core-hours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

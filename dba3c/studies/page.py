@@ -1,7 +1,5 @@
 """Pages of `results/`: people write the prose, measurements the tables and the line that says where they were made."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """One HTML file that opens without a server: figures inlined, a table, and what is missing."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Callable, Sequence

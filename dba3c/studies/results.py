@@ -1,7 +1,5 @@
 """What the runs of a study add up to. Whatever is missing or broken is one line, and the rest is used."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -8,8 +8,6 @@ several processes, and of several nodes that share the folder, know of each othe
 on. Trial i belongs to whoever is asked to do it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

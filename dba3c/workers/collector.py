@@ -1,7 +1,5 @@
 """Collecting rollouts from a vector environment, and remembering between them where it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a rollout becomes gradients: one through the graph that chose the actions, or one of each minibatch of PPO."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast

@@ -5,8 +5,6 @@ mean of n workers' gradients is that of one batch made of theirs (`dba3c.algorit
 before it is pushed, as DBA3C did: where clipping binds, the mean of the clipped is not the clipped mean.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

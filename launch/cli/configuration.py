@@ -6,8 +6,6 @@ all workers together gets more of them where there are more cores than that, and
 said, and whether it has been shown to learn.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`dba3c evaluate` plays full games with a checkpoint of a run, `dba3c record` films one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

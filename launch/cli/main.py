@@ -4,8 +4,6 @@ The one place where a module is imported only when it is needed: help is quick, 
 ranks of a cluster, which only start processes, have not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -4,8 +4,6 @@ An option is declared as a field of a configuration (`param_servers.config`); wh
 preset's.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

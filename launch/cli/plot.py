@@ -1,7 +1,5 @@
 """``dba3c plot STUDY`` draws a study, ``dba3c plot RUN...`` learning curves of any runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ First this system's own (breakout, atari, breakout_cluster, dba3c_paper, classic
 PPO in workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal

@@ -5,8 +5,6 @@ Without a launcher all roles are processes of this machine; with one each proces
 fitted to as many as there are: what the user counted must add up, what a preset counted gives way.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

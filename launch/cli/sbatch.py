@@ -5,8 +5,6 @@ passes on is the shape of the run. The environment variables DBA3C_PRESET, DBA3C
 change a job without editing its file.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

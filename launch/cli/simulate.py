@@ -1,7 +1,5 @@
 """``dba3c simulate``: what a cluster would do, without the cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import math

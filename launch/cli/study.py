@@ -1,7 +1,5 @@
 """``dba3c study NAME`` runs a declared grid, on this machine one run after the other, or as a Slurm job array."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

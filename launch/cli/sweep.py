@@ -1,7 +1,5 @@
 """``dba3c sweep ENV --learning-rate 1e-3 3e-4``: a study of the user's own points, or a search for the best one."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -3,8 +3,6 @@
 The innermost launcher speaks: under ``srun torchrun`` a process is one of torchrun's ranks, and srun started torchrun.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Where a process of a many-node run listens: an interface's address, and a port derived from the job."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

@@ -7,8 +7,6 @@ come first, for rank 0 has to know how the run ends. With several tasks on a nod
 many (servers, learners) are spread over the nodes, one each, because a node's link is what they run out of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One child process: its own process group, its own log, its parent's death is its end."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

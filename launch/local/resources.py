@@ -1,8 +1,6 @@
 """What this machine has for a run: the cores a process was given (by affinity, cgroup and Slurm), not those the machine
 has; threads and binding; and, before anything is started, whether what it needs is here."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import resource

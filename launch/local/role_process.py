@@ -1,7 +1,5 @@
 """A process that a supervisor keeps running, and what its loss means to the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

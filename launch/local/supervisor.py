@@ -15,8 +15,6 @@ SIGHUP, which ends the run with a checkpoint as SIGTERM does; under nohup, or wh
 the run goes on and says nothing. After an error of the supervisor itself the run is asked to end, too.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import queue

@@ -6,8 +6,6 @@ run folder, like the chief; a rank that finds both of them dead (`FirstNode`) st
 Slurm to requeue the job, which resumes from the newest checkpoint; where it cannot, the next one does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
