@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -380,21 +378,6 @@ def test_a_rank_that_can_listen_nowhere_ends_the_run_that_would_wait_for_it(tmp_
         assert outcome(0, folder)[0] == "failed"
 
 
-def test_a_meta_json_that_is_away_for_a_moment_is_not_taken_for_a_further_life(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = {"launch_id": "17-0-0"}
-    seen: list[dict[str, object]] = [{}, {}, ours, {}, {**ours, "ended": {"outcome": "finished"}}]
-    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    monkeypatch.setattr(launch_rank, "END_LOOK_S", 0.0)
-    monkeypatch.setattr(RunFolder, "life", lambda folder: seen.pop(0))
-    supervisor = SimpleNamespace(pids=lambda: {"worker 0": 1}, run_has_ended=lambda well: told.put(well))
-    folder = RunFolder(tmp_path)
-    with launch_rank._told_of_the_end(supervisor, folder, "17-0-0", None, 60.0):  # type: ignore[arg-type]
-        assert told.get(timeout=20.0)
-    assert seen == []
-
-
 class Idle:
     """The supervisor of a rank whose processes have ended, and what it hears of the run's end."""
 
@@ -436,13 +419,14 @@ def test_a_rank_ends_when_its_run_goes_on_with_a_further_life(
         assert not idle.well.result(60)
 
 
+@pytest.mark.parametrize("spoil", [lambda meta: meta.write_text("{"), Path.unlink], ids=["torn", "away"])
 def test_a_meta_file_that_cannot_be_read_for_a_while_is_no_end_of_the_run(
-    tmp_path: Path, told: Callable[..., AbstractContextManager[None]]
+    tmp_path: Path, told: Callable[..., AbstractContextManager[None]], spoil: Callable[[Path], object]
 ) -> None:
     idle = Idle()
     with RunFolder.create(tmp_path / "run", {}, launch_id="1") as folder:
         whole = folder.meta()
-        (folder.path / "meta.json").write_text("{")
+        spoil(folder.path / "meta.json")
         with told(idle, folder, "1", gone_s=0.0):
             wait_until(lambda: idle.looks > 2, "looks at what cannot be read")
             assert not idle.well.done()
