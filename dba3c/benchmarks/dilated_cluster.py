@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, new_panels, save
 from dba3c.studies.page import rows_of
@@ -155,8 +156,10 @@ def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
             if row["ended"] != "measured":
                 axes.plot(times_s[-1], steps[-1], "x", color=colour, markersize=9)
         axes.axvline(0.0, **IDEAL)
-        axes.set_title(f"{kind} (× the run ended)", fontsize=9)
-        axes.legend(fontsize=7)
+        ended = any(row["fault"] == kind and row["ended"] != "measured" for row in rows)
+        axes.set_title(f"{kind}{' (× the run ended)' if ended else ''}", fontsize=9)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(fontsize=7, frameon=False)
     save(figure, folder / "faults")
 
 
