@@ -159,7 +159,7 @@ def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
         ended = any(row["fault"] == kind and row["ended"] != "measured" for row in rows)
         axes.set_title(f"{kind}{' (× the run ended)' if ended else ''}", fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="lower right", fontsize=7, frameon=False)
+        axes.legend(loc="upper left", fontsize=7, framealpha=1, edgecolor="none")
     save(figure, folder / "faults")
 
 

@@ -136,9 +136,9 @@ class Estimate:
 
     def __str__(self) -> str:
         between = " to " if self.is_range else ", "
-        around = f" [{self.low:.4g}{between}{self.high:.4g}]" if len(self.values) > 1 else ""
+        around = f" [{points(self.low)}{between}{points(self.high)}]" if len(self.values) > 1 else ""
         told = "" if len(self.values) == self.runs else f", {len(self.values)} of {self.runs} runs"
-        return f"{self.centre:.4g}{around}{told}"
+        return f"{points(self.centre)}{around}{told}"
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:

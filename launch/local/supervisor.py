@@ -318,7 +318,7 @@ class Supervisor:
         elif self._phase == RUNNING or (self._phase == ENDING and any(p.spec.saves_last for p in self._live.values())):
             self._stop(signum.name)
             if signum == signal.SIGINT:
-                self.say("once more to end without a checkpoint")
+                self.say("once more leaves the checkpoint a few seconds, a third time none")
         elif self._phase in (ENDING, STOPPING):
             self._terminate(signum.name)
         else:

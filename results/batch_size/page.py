@@ -90,7 +90,14 @@ def five_seeds() -> str:
         updates, steps = reached(curve, GOALS[-1], 160).split(", ")
         cells = (f"{run}, seed {curve.config['run']['seed']}", f"{hours:.2f}", steps, updates, f"{wall:.2f}")
         lines.append((*cells, largest_fall(curve), how, told(evaluated) if evaluated.exists() else "–"))
-    columns = ("run", "core-hours to a mean of 300", "agent steps", "updates", "wall clock, hours", "largest fall")
+    columns = (
+        "run",
+        "core-hours to a mean of 300",
+        "agent steps",
+        "updates (steps / 160)",
+        "wall clock, hours",
+        "largest fall",
+    )
     return markdown((*columns, "processor", "evaluated: 30 full games"), lines)
 
 

@@ -208,7 +208,7 @@ def test_a_real_ctrl_c_ends_a_real_command_with_0(tmp_path: Path) -> None:
     assert launcher.returncode == 0
     assert said.splitlines() == [
         "SIGINT; ending the run with a checkpoint",
-        "once more to end without a checkpoint",
+        "once more leaves the checkpoint a few seconds, a third time none",
     ]
 
 

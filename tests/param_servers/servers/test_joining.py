@@ -117,7 +117,7 @@ def test_a_server_says_where_it_listens_again_when_server_0_has_come_back_with_a
         again = serve(config, addresses, end, PLAN_OF_TWO)
         again_running = threading.Thread(target=again.run)
         again_running.start()
-        wait_until(lambda: set(addresses) == {0, 1})
+        wait_until(lambda: set(addresses) == {0, 1}, "both addresses")
     finally:
         end.set()
         running.join(60)
