@@ -13,7 +13,7 @@ RUN_BROKEN_EXIT = 1
 RUN_ENDED_BROKEN_EXIT = 3
 """The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
 RUN_TAKEN_OVER_EXIT = 4
-"""Another launch has taken the run folder (dba3c.runs.lock), or a newer process this one's place in the run."""
+"""Another launch has taken the run folder (dba3c.runs.lock), it is deleted, or a newer process has this one's place."""
 
 
 class UserError(Exception):

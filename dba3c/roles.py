@@ -57,9 +57,12 @@ class RunProcess:
 
         Raises (when called):
             Superseded: a newer process of this name has said where it listens, and is the one to be dialled.
+            UserError: it cannot be written down; once it could, a disk that refuses is told of.
         """
+        is_known = False
 
         def publish(host: str, port: int) -> None:
+            nonlocal is_known
             name = f"{kind}-{self.rank}"
             address: dict[str, str | int] = {"host": host, "port": port, "incarnation": self.incarnation}
             if host.startswith(LOOPBACK):
@@ -70,9 +73,14 @@ class RunProcess:
                     there = self.folder.published(name) or {}
                     if there.get("incarnation", 0) > self.incarnation:
                         raise Superseded(f"a newer {name}, incarnation {there['incarnation']}, listens elsewhere")
-                    self.folder.publish(name, address)
+                    if there != address:
+                        self.folder.publish(name, address)
+                    is_known = True
                     return
                 except UserError as error:
+                    if is_known:
+                        warn_on_stderr(f"{error}; who asks where this {kind} listens may not learn it")
+                        return
                     full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (ENOSPC, EDQUOT)
                     if not full or time.monotonic() > deadline_s:
                         raise

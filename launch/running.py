@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,9 @@ def train(
                 metrics.close()
             begun = code != 0 or max(checkpoint_steps(folder.checkpoints), default=0)
             reason = why if begun else f"{why}, {before_the_first_update(config)}"
-            if code and (saved := max(checkpoint_steps(folder.checkpoints), default=0)):
-                reason += f"; --resume goes on from step {saved:,}"
+            with suppress(OSError):
+                if code and (saved := max(checkpoint_steps(folder.checkpoints), default=0)):
+                    reason += f"; --resume goes on from step {saved:,}"
             say(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}")
             return code, why
 

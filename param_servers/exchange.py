@@ -97,9 +97,11 @@ class GradientExchange(Protocol):
 
 MOST_REJECTED = 100
 """Gradients in a row that were not finite; the next one would not be, either."""
+HAS_DIVERGED = "it has diverged"
+"""How the line on them ends."""
 
 
 def check_rejected(in_a_row: int, step: int, error: type[ParamServersError] = Diverged) -> None:
     """Raise `error` when no gradient has been finite for too long; `step`: of the newest."""
     if in_a_row >= MOST_REJECTED:
-        raise error(f"none of the last {in_a_row} gradients was finite, the newest of step {step}: it has diverged")
+        raise error(f"none of the last {in_a_row} gradients was finite, the newest of step {step}: {HAS_DIVERGED}")

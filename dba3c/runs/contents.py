@@ -12,8 +12,8 @@ FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "aud
 SHOWN_RUNS = 3
 """As many are named where a folder of runs is taken for one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
-_PASSING = re.compile(r"\.(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop|refused)\.json|DS_Store)")
-"""Files that a launch, or a file system, may have left there before there was a run."""
+_PASSING = re.compile(r"\.{1,2}(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop|refused)\.json|DS_Store)")
+"""Files that other ranks, earlier launches or the file system may have there before there is a run."""
 _REMAINS = ("checkpoints", "metrics", "observations")
 
 
@@ -43,9 +43,13 @@ def refuse_strangers(folder: Path) -> None:
     """Raises UserError: the folder holds no run, but other things, or remains of one."""
     if is_there(folder / "config.json"):
         return
-    strangers = {entry.name for entry in folder.iterdir() if not _PASSING.match(entry.name)} - _OURS
+    strangers = {entry.name for entry in folder.iterdir() if _stays(entry)} - _OURS
     if strangers:
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
-    remains = [name for name in _REMAINS if (folder / name).is_dir() and any((folder / name).iterdir())]
+    remains = [name for name in _REMAINS if (folder / name).is_dir() and any(map(_stays, (folder / name).iterdir()))]
     if remains:  # a new run would go on from another one's checkpoints
         raise UserError(f"{folder} holds {' and '.join(remains)} of a run, and no config.json: choose another folder")
+
+
+def _stays(entry: Path) -> bool:
+    return not _PASSING.match(entry.name)

@@ -213,7 +213,7 @@ class RunLock:
         """Who has taken over."""
         self._keeps = keeps
         self._on_lost: Callable[[Holder], None] = lambda successor: None
-        self._gone_since_s = math.inf
+        self._has_run, self._gone_since_s = False, math.inf
         self._looking = threading.RLock()  # a signal handler may look, too
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
@@ -273,8 +273,10 @@ class RunLock:
                         self._refresh()
 
     def _look_whether_deleted(self) -> None:
-        """A missing run in a folder that is there; where that is missing, too, the file system may be away."""
-        if is_there(self.folder / "config.json") or not is_there(self.folder.parent):
+        """A run that was there, in a folder that is; where that is missing, too, the file system may be away."""
+        has_run = is_there(self.folder / "config.json")
+        self._has_run |= has_run
+        if has_run or not self._has_run or not is_there(self.folder.parent):
             self._gone_since_s = math.inf
             return
         self._gone_since_s = min(self._gone_since_s, time.monotonic())

@@ -19,6 +19,7 @@ from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
+from param_servers.exchange import HAS_DIVERGED
 
 _POINTS_EVERY_S = 5.0
 
@@ -42,11 +43,10 @@ class Curve:
         return stop_score(self.config)
 
     @property
-    def failed(self) -> bool:
-        """Whether its last life ended by a failure."""
-        lives = self.meta.get("lives") or [{}]
-        ended = lives[-1].get("ended")
-        return isinstance(ended, dict) and ended.get("outcome") == "failed"
+    def diverged(self) -> bool:
+        """Whether its last life ended so: no later one would have learned."""
+        ended = (self.meta.get("lives") or [{}])[-1].get("ended")
+        return isinstance(ended, dict) and str(ended.get("reason")).endswith(HAS_DIVERGED)
 
     def reached(self, goal: float) -> int | None:
         """The row at which the mean over the games that the stop rule asks for first was the goal; None: it never was.

@@ -32,8 +32,8 @@ class PointResult:
     def time_to_stop_score(self) -> TimeToGoal | None:
         """Hours until the mean score was the stop score; None where some run has no such score.
 
-        A run that did not reach it was seen without it to its end; one without a curve, not at all. One that failed by
-        itself (it diverged, say) would not have reached it later: it was seen without it as long as any was.
+        A run that did not reach it was seen without it to its end; one without a curve, not at all. One that
+        diverged would not have reached it later: it was seen without it as long as any was.
         """
         found = [hours_to_stop_score(curve) for curve in self.curves]
         known = [one for one in found if one is not None]
@@ -41,7 +41,7 @@ class PointResult:
             return None
         longest = max(hours for hours, _ in known)
         seen = [
-            (longest, False) if curve.failed and not reached else (hours, reached)
+            (longest, False) if curve.diverged and not reached else (hours, reached)
             for curve, (hours, reached) in zip(self.curves, known, strict=True)
         ]
         unseen = [(0.0, False)] * (self.seeds - len(known))

@@ -200,7 +200,7 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.has_servers else 0
     players = place.world_size - run.evaluators - run.recorders
-    if servers >= players and "num_servers" not in said.given and not said.colocated_servers:
+    if servers and servers >= players and "num_servers" not in said.given and not said.colocated_servers:
         servers = max(1, players // 2)  # nobody asked for so many that none is left for a worker
         config = replace_options(config, num_servers=servers)
         exchange = config.exchange

@@ -80,14 +80,18 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of what its encoding lacks, as in PYTHONIOENCODING=latin-1
-    prints = {"--slurm", "--list"}.intersection(arguments)  # a script, or a list, is all its work
-    if arguments and arguments[0] in MAKE_WHAT_LASTS and not prints:
+    if arguments and arguments[0] in MAKE_WHAT_LASTS and not _prints(arguments):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
         with harmless_output(), remembering_interrupts():
             return _run(arguments)
     with remembering_interrupts():
         return _run(arguments)
+
+
+def _prints(arguments: Sequence[str]) -> bool:
+    """Whether a script, or a list, is all the work of a command whose work lies in a folder else."""
+    return not {"--slurm", "--list"}.isdisjoint(arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -111,7 +115,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"dba3c: {error}", file=sys.stderr)
         return RUN_BROKEN_EXIT
     except BrokenPipeError:
-        if name in MAKE_WHAT_LASTS:  # whose output harms nobody: another pipe has broken
+        if name in MAKE_WHAT_LASTS and not _prints(arguments):  # whose output harms nobody: another pipe has broken
             raise
         return 0
     except OSError as error:  # a folder of somebody else, a name too long; without a file it is no user's mistake

@@ -41,7 +41,7 @@ class SlurmShape:
     """Cores of each rank."""
 
     servers: int | None = None
-    """Servers, each with a shard of the parameters; without it 4, with --learners none."""
+    """Servers, each with a shard of the parameters; without it 4 (of few ranks half), with --learners none."""
 
     colocated_servers: bool = False
     """Servers share the ranks of workers, which are then all nodes."""
@@ -102,7 +102,7 @@ class SlurmShape:
         """`servers`, or what stands for it."""
         if self.servers is not None:
             return self.servers
-        ranks = self.nodes * self.tasks_per_node
+        ranks = self.nodes * self.tasks_per_node - self.evaluators - self.recorders
         return 0 if self.learners else min(4, ranks if self.colocated_servers else max(1, ranks // 2))
 
     def topology(self) -> Topology:

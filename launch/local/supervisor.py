@@ -227,7 +227,7 @@ class Supervisor:
             return
         if code == RUN_TAKEN_OVER_EXIT and not self.whole_run:  # the run has another one, and is not this rank's to end
             self._lost = gone
-            self._tell("left", f"{gone.cause}; the run goes on without it")
+            self._tell("left", f"{gone.cause}; its place, or the run's folder, is another's")
             return
         if self._phase >= TERMINATING:
             if spec.saves_last and not RunFolder(self.run_dir).has_left(spec.role, spec.rank):

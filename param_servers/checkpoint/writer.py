@@ -20,7 +20,7 @@ from param_servers.checkpoint.files import (
     sweep_unfinished,
     write_shard,
 )
-from param_servers.errors import CheckpointError, ParamServersError
+from param_servers.errors import CheckpointError, CheckpointUnreadable, ParamServersError
 from param_servers.layout import ShardPlan
 from param_servers.optim import State
 from param_servers.timeouts import CLOSE_S, LeavableThread
@@ -110,8 +110,8 @@ class Checkpoints:
     def set_aside_after(self, step: int, done: Callable[[], None]) -> None:
         """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
 
-        After what is being written, since that could be one of them. Where the disk cannot, `poll` raises: a restart
-        would find the wrong history there.
+        After what is being written, since that could be one of them. Where the disk cannot in some seconds, `poll`
+        raises: a restart would find the wrong history there.
         """
         directory = self.directory
         if directory is None:
@@ -121,11 +121,12 @@ class Checkpoints:
         def told(future: Future[None]) -> None:
             try:
                 future.result()
-            except OSError as error:
-                raise CheckpointError(f"the checkpoints after step {step} cannot be set aside: {error}") from error
+            except CheckpointUnreadable as error:
+                why = f"the checkpoints after step {step} cannot be set aside: {error.__cause__}"
+                raise CheckpointError(why) from error
             done()
 
-        self._begin(lambda: set_aside_after(directory, step), told)
+        self._begin(lambda: patiently(lambda: set_aside_after(directory, step), directory), told)
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
         """(step, data_points, term) of the newest valid checkpoint; zeros without one. Raises as `find_newest`."""

@@ -23,7 +23,15 @@ from torch import Tensor
 
 from param_servers.allreduce.collective import TorchCollective, host_store, reach_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
+from param_servers.errors import (
+    CheckpointError,
+    LastStepsLost,
+    ParamServersError,
+    PeerLost,
+    RunBroken,
+    RunStopped,
+    told,
+)
 from param_servers.exchange import (
     OnEvent,
     OnReport,
@@ -188,6 +196,8 @@ class MajorityExchange:
             self._close_group()  # first: the others go on
             if self._shared.ended is None and self.rank == 0 and (lost := self.replica.finish()):
                 self.replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
+        except CheckpointError as error:
+            self._end(ParamServersError(str(error)))  # a fault of the disk: this rank may be started again
         except (ParamServersError, RunStopped) as error:
             self._end(error)
         except BaseException as error:  # the main thread waits for this one: nothing may end it in silence

@@ -48,6 +48,22 @@ def test_the_address_of_a_newer_process_is_not_replaced_by_that_of_the_one_it_ha
     assert process_of(folder).address_of("server")(0) == ("127.0.0.1", 4000)
 
 
+def test_an_address_that_is_known_is_not_written_again_and_a_disk_that_refuses_then_costs_nothing(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise UserError("cannot write rendezvous/server-0.json: No space left on device")
+
+    publish = process_of(folder).publisher("server")
+    publish("127.0.0.1", 4000)
+    monkeypatch.setattr(RunFolder, "publish", refused)
+    publish("127.0.0.1", 4000)
+    assert capsys.readouterr().err == ""
+    (folder.rendezvous / "server-0.json").unlink()
+    publish("127.0.0.1", 4000)
+    assert "who asks where this server listens may not learn it" in capsys.readouterr().err
+
+
 def test_who_joins_a_run_that_was_stopped_hears_the_reason(folder: RunFolder) -> None:
     folder.request_stop("score 300 reached")
     with pytest.raises(RunStopped, match="score 300 reached"):

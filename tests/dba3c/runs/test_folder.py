@@ -18,6 +18,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs import lock as run_lock
+from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run
 
@@ -255,6 +256,16 @@ def test_a_run_that_somebody_deletes_is_lost_and_says_so(tmp_path, monkeypatch):
     run.release()
 
 
+def test_a_lock_where_there_was_never_a_run_is_not_lost_with_one(tmp_path, monkeypatch):
+    """As a Slurm job's script holds one, in a folder beside the run's."""
+    monkeypatch.setattr(run_lock, "HEARTBEAT_LOST_S", 0.0)
+    lock = run_lock.RunLock.acquire(tmp_path)
+    for _ in range(3):
+        lock._look_whether_deleted()
+    assert lock.lost_to is None
+    lock.release()
+
+
 def test_a_run_whose_file_system_is_away_is_not_taken_for_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "HEARTBEAT_LOST_S", 0.0)
     with RunFolder.create(tmp_path / "mount" / "run", CONFIG) as run:
@@ -322,6 +333,24 @@ def test_a_folder_of_other_things_is_not_made_a_run(tmp_path):
     with pytest.raises(UserError, match=r"not empty \(.bashrc\)"):
         RunFolder.create(tmp_path, CONFIG)
     (tmp_path / ".bashrc").rename(tmp_path / ".nfs0000000001")
+    RunFolder.create(tmp_path, CONFIG).release()
+
+
+def test_ranks_that_look_whether_they_can_write_there_are_no_strangers(tmp_path, monkeypatch):
+    """They do so while the chief looks at the same folder, and it at the same time in its checkpoints."""
+    seen, replace = [], os.replace
+
+    def looked_at(source, target):
+        seen.extend(path.relative_to(tmp_path) for path in (source, target))
+        RunFolder.refuse_launch(tmp_path, resume=False)
+        replace(source, target)
+        RunFolder.refuse_launch(tmp_path, resume=False)
+
+    with monkeypatch.context() as while_writing:
+        while_writing.setattr("dba3c.runs.files.os.replace", looked_at)
+        for folder in (tmp_path, tmp_path / "checkpoints"):
+            check_writable(folder)
+    assert len(seen) == 4
     RunFolder.create(tmp_path, CONFIG).release()
 
 

@@ -171,23 +171,23 @@ def test_seeds_that_died_before_their_first_game_or_update_count_among_those_tha
     assert "2 of 5 reached" in (tmp_path / "figures" / "time_to_score.svg").read_text(encoding="utf-8")
 
 
-def test_a_run_that_failed_by_itself_counts_as_seen_without_the_score_as_long_as_any():
-    def result(ended: str, hours: list[float]) -> PointResult:
+def test_a_run_that_diverged_counts_as_seen_without_the_score_as_long_as_any():
+    def result(reason: str, hours: list[float]) -> PointResult:
         runs = {"run": {"stop_score": 30.0, "stop_games": 50}}
         curves = [
             Curve(
                 "run",
                 {"progress/hours": np.array([at]), "score/best_mean": np.array([30.0 if at > 0.5 else 9.0])},
                 runs,
-                {"lives": [{"ended": {"outcome": ended if at < 0.5 else "finished"}}]},
+                {"lives": [{"ended": {"reason": reason if at < 0.5 else "enough"}}]},
             )
             for at in hours
         ]
         return PointResult(Point(name="p", words=("breakout",), x=1), tuple(curves), len(curves))
 
     times = [1.0, 2.0, 3.0, 0.1, 0.1]
-    assert result("failed", times).time_to_stop_score().median == 3  # it diverged: it never would have
-    assert result("stopped", times).time_to_stop_score().median == 2  # it might have, like the others
+    assert result("worker 0: … : it has diverged", times).time_to_stop_score().median == 3  # it never would have
+    assert result("SIGINT", times).time_to_stop_score().median == 2  # it might have, like the others
 
 
 def test_a_score_that_only_an_evaluation_reached_was_reached_if_all_its_games_ended():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers.checkpoint import writer
+from param_servers.checkpoint import files, writer
 from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import CheckpointError
@@ -108,6 +108,7 @@ def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", str(directory / "step-4"))
 
     monkeypatch.setattr(writer, "set_aside_after", refuse)
+    monkeypatch.setattr(files, "_PAUSES_S", (0.0,))
     checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
     checkpoints.set_aside_after(2, pytest.fail)
     with pytest.raises(CheckpointError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
