@@ -35,6 +35,10 @@ class Diverged(RunBroken):
     """No gradient has been finite for too long, and the next one would not be, either."""
 
 
+HAS_DIVERGED = "it has diverged"
+"""How the line on that ends."""
+
+
 class LastStepsLost(RunBroken):
     """The run has ended, and its last checkpoint could not be written."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from param_servers.errors import Diverged, ParamServersError
+from param_servers.errors import HAS_DIVERGED, Diverged, ParamServersError
 from param_servers.errors import RunStopped as RunStopped
 
 Resolve = Callable[[int], tuple[str, int] | None]
@@ -97,8 +97,6 @@ class GradientExchange(Protocol):
 
 MOST_REJECTED = 100
 """Gradients in a row that were not finite; the next one would not be, either."""
-HAS_DIVERGED = "it has diverged"
-"""How the line on them ends."""
 
 
 def check_rejected(in_a_row: int, step: int, error: type[ParamServersError] = Diverged) -> None:

@@ -70,6 +70,11 @@ def ppo_batch(policy: Distribution, rollout: Rollout, observations: Tensor, sett
     return PpoBatch(*(tensor.flatten(0, 1) for tensor in points))
 
 
+def minibatches(batch: PpoBatch, settings: AlgorithmConfig, generator: torch.Generator) -> Iterator[PpoBatch]:
+    """The parts of the batch that each update is made of (for algorithms of your own): see `minibatch_positions`."""
+    return map(batch.at, minibatch_positions(batch, settings, generator))
+
+
 def minibatch_positions(batch: PpoBatch, settings: AlgorithmConfig, generator: torch.Generator) -> Iterator[Tensor]:
     """``ppo_epochs·ppo_minibatches`` parts of the batch: each epoch visits every position once, in an order of its own.
 

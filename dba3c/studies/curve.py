@@ -19,7 +19,7 @@ from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
-from param_servers.exchange import HAS_DIVERGED
+from param_servers.errors import HAS_DIVERGED
 
 _POINTS_EVERY_S = 5.0
 

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, Loss
 from dba3c.algorithms.config import AlgorithmConfig
-from dba3c.algorithms.ppo import PpoBatch, minibatch_positions, normalised_advantages, ppo_batch, ppo_loss
+from dba3c.algorithms.ppo import PpoBatch, minibatches, normalised_advantages, ppo_batch, ppo_loss
 from dba3c.algorithms.returns import lambda_returns
 from dba3c.networks.distributions import Categorical
 from tests.dba3c.algorithms.test_actor_critic import played
@@ -20,10 +20,6 @@ def batch_of(points: int) -> PpoBatch:
     numbers = torch.arange(points, dtype=torch.float32)
     actions, valid = torch.zeros(points, dtype=torch.int64), torch.ones(points, dtype=torch.bool)
     return PpoBatch(numbers.unsqueeze(1), actions, *(numbers.clone() for _ in range(3)), valid)
-
-
-def parts_of(batch: PpoBatch, settings: AlgorithmConfig, generator: torch.Generator) -> list[PpoBatch]:
-    return [batch.at(positions) for positions in minibatch_positions(batch, settings, generator)]
 
 
 def test_a_batch_holds_the_rollouts_positions_and_their_gae_targets() -> None:
@@ -42,7 +38,9 @@ def test_a_batch_holds_the_rollouts_positions_and_their_gae_targets() -> None:
 
 
 def test_each_epoch_visits_every_point_once_in_another_order() -> None:
-    parts = parts_of(batch_of(10), AlgorithmConfig(ppo_epochs=2, ppo_minibatches=4), torch.Generator().manual_seed(0))
+    parts = list(
+        minibatches(batch_of(10), AlgorithmConfig(ppo_epochs=2, ppo_minibatches=4), torch.Generator().manual_seed(0))
+    )
     assert len(parts) == 8
     epochs = [[point for part in parts[i : i + 4] for point in part.advantages.tolist()] for i in (0, 4)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
@@ -51,7 +49,7 @@ def test_each_epoch_visits_every_point_once_in_another_order() -> None:
 
 
 def test_workers_with_few_points_keep_step_with_the_others() -> None:
-    parts = parts_of(batch_of(2), AlgorithmConfig(ppo_epochs=1, ppo_minibatches=4), torch.Generator())
+    parts = list(minibatches(batch_of(2), AlgorithmConfig(ppo_epochs=1, ppo_minibatches=4), torch.Generator()))
     assert [len(part.actions) for part in parts] == [1, 1, 0, 0]
     logits = torch.zeros(0, 3, requires_grad=True)
     loss = ppo_loss(
@@ -119,7 +117,7 @@ def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
     for rollout in workers:
         observations = torch.arange(rollout.valid.numel()).reshape(*rollout.valid.shape, 1)
         batch = ppo_batch(Categorical(rollout.policy_logits.detach()), rollout, observations, settings)
-        whole.append(parts_of(batch, settings, generator))
+        whole.append(list(minibatches(batch, settings, generator)))
     logits = torch.randn(24, 3, generator=generator)
 
     def gradient(part: PpoBatch, rows: torch.Tensor) -> torch.Tensor:
