@@ -89,7 +89,8 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--envs", type=int, default=16, help="environments a core")
     options = parser.parse_args()
-    processor = facts("")["host"]["processor"]
+    made = facts("")
+    where = {"processor": made["host"]["processor"], "date": made["date"], "commit": made["source"]["commit"][:12]}
     for _ in range(options.rounds):
         for network, precision in (each.split(":") for each in options.networks):
             row = {}
@@ -99,7 +100,7 @@ def main() -> None:
                 row[way] = together(words, 2 if way.startswith("two runs") else 1)
                 print(network, precision, way, f"{row[way]:,.0f}", flush=True)
             case = {"network": network, "precision": precision, "envs": options.envs}
-            add_row(HERE / "rows.jsonl", {"processor": processor, **case, "agent_steps_per_s": row})
+            add_row(HERE / "rows.jsonl", {**where, **case, "agent_steps_per_s": row})
     command = [sys.executable, "-m", "param_servers.benchmarks.lanes"]
     reduction = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     (HERE / "reduction.jsonl").write_text(reduction)
