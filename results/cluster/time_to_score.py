@@ -94,6 +94,6 @@ D times too fast, and *processor*, what it takes of the busiest server or rank w
 this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them \
 more than hosts of their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: \
 {switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's \
-twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of a Xeon {two_ms:.1f}), while \
+twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of another {two_ms:.1f}), while \
 twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be \
 {crowded:.1f} minutes."""
