@@ -213,7 +213,9 @@ class RunLock:
         """Who has taken over."""
         self._keeps = keeps
         self._on_lost: Callable[[Holder], None] = lambda successor: None
-        self._has_run, self._gone_since_s = False, math.inf
+        self._gone_since_s = math.inf
+        self._device: int | None = None
+        """Of the folder with a run in it; None: none was seen there yet."""
         self._looking = threading.RLock()  # a signal handler may look, too
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
@@ -273,10 +275,13 @@ class RunLock:
                         self._refresh()
 
     def _look_whether_deleted(self) -> None:
-        """A run that was there, in a folder that is; where that is missing, too, the file system may be away."""
-        has_run = is_there(self.folder / "config.json")
-        self._has_run |= has_run
-        if has_run or not self._has_run or not is_there(self.folder.parent):
+        """A run that was there, in a folder that is; where that is missing, or another's mount point, the file system
+        may be away."""
+        if is_there(self.folder / "config.json"):
+            self._device, self._gone_since_s = self.folder.stat().st_dev, math.inf
+            return
+        is_away = self.folder.is_dir() and self.folder.stat().st_dev != self._device
+        if self._device is None or is_away or not is_there(self.folder.parent):
             self._gone_since_s = math.inf
             return
         self._gone_since_s = min(self._gone_since_s, time.monotonic())

@@ -269,10 +269,23 @@ def test_a_lock_where_there_was_never_a_run_is_not_lost_with_one(tmp_path, monke
 def test_a_run_whose_file_system_is_away_is_not_taken_for_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "HEARTBEAT_LOST_S", 0.0)
     with RunFolder.create(tmp_path / "mount" / "run", CONFIG) as run:
-        (tmp_path / "mount").rename(tmp_path / "away")
         run.lock._look_whether_deleted()
+        (tmp_path / "mount").rename(tmp_path / "away")
+        for _ in range(3):
+            run.lock._look_whether_deleted()
         assert run.lock.lost_to is None
         (tmp_path / "away").rename(tmp_path / "mount")
+
+
+def test_a_run_folder_that_has_lost_its_mount_is_not_taken_for_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_LOST_S", 0.0)
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        run.lock._look_whether_deleted()
+        run.lock._device += 1  # as if it had been another's
+        (tmp_path / "run" / "config.json").rename(tmp_path / "config.json")
+        for _ in range(3):
+            run.lock._look_whether_deleted()
+        assert run.lock.lost_to is None
 
 
 def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder(tmp_path, monkeypatch):
