@@ -51,8 +51,8 @@ def module_of(name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            file, attribute = name.removesuffix(".py").partition(".py:")[::2]  # a file's name is no module's
-            hint = f"; did you mean {file}:{attribute or 'NAME'}?" if f"{name}:".startswith(f"{file}.py:") else ""
+            file, _, attribute = name.partition(".py:")  # a file's name is no module's
+            hint = f"; did you mean {file}:{attribute}?" if attribute else ""
             raise UserError(f"{name}: no module named {error.name} here ({here}) or installed{hint}") from error
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
     except ANYTHING as error:

@@ -336,7 +336,8 @@ class Watcher:
         except (UserError, OSError) as error:
             self._warn_once(str(error))
         with contextlib.suppress(OSError):
-            if not shutil.disk_usage(self.run.path).free:  # whoever has something to say of it says it to a file there
+            disk = shutil.disk_usage(self.run.path)  # some file systems say nothing of themselves: 0 of 0
+            if disk.total and not disk.free:  # whoever has something to say of it says it to a file there
                 self._warn_once(f"the disk of {self.run.path} is full: no checkpoint and no record can be written")
         self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
 

@@ -3,6 +3,7 @@
 The disk works in a thread, so that a slow one stops neither steps nor links.
 """
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -56,8 +57,14 @@ class Checkpoints:
         Not before the last one of a rank that goes on without the others: another may be writing that one, too.
         """
         directory = self.directory
-        if directory is not None:
-            self._begin(lambda: sweep_unfinished(directory, step, term), lambda future: None)
+        if directory is None:
+            return
+
+        def sweep() -> None:
+            with contextlib.suppress(OSError):  # what the disk refuses is said by the write that follows
+                sweep_unfinished(directory, step, term)
+
+        self._begin(sweep, Future.result)
 
     def write(self, step: int, term: int, parameters: Tensor, state: State, done: Done) -> None:
         """Write a slice [n] that nobody changes any more; `done` is called with its entry for the manifest."""

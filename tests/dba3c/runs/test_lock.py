@@ -1,8 +1,10 @@
 """Who holds a run folder, as its heartbeat tells (more in `test_folder`)."""
 
+import errno
 import json
 import os
 import shutil
+import threading
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -63,3 +65,89 @@ def test_of_two_launches_that_no_guard_keeps_apart_the_one_that_was_overwritten_
     with pytest.raises(UserError, match="was taken by another launch at the same moment"):
         RunLock.acquire(tmp_path)
     assert json.loads((tmp_path / LOCK_NAME).read_text())["host"] == "node17"
+
+
+def test_a_run_that_somebody_deletes_is_lost_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.05)
+    run, told = RunFolder.create(tmp_path / "run", {}), []
+    run.lock.when_lost(told.append)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # as whoever writes the next one makes it
+    run.lock._thread.join(timeout=10)
+    assert told == [lock.NOBODY]
+    with pytest.raises(UserError, match="was deleted: this launch has ended, and what it had learned is lost"):
+        run.request_stop("SIGTERM")
+    run.release()
+
+
+def test_a_lock_where_there_was_never_a_run_is_not_lost_with_one(tmp_path, monkeypatch):
+    """As a Slurm job's script holds one, in a folder beside the run's."""
+    monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.0)
+    held = RunLock.acquire(tmp_path)
+    for _ in range(3):
+        held._look_whether_deleted()
+    assert held.lost_to is None
+    held.release()
+
+
+def test_a_run_whose_file_system_is_away_is_not_taken_for_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.0)
+    with RunFolder.create(tmp_path / "mount" / "run", {}) as run:
+        run.lock._look_whether_deleted()
+        (tmp_path / "mount").rename(tmp_path / "away")
+        for _ in range(3):
+            run.lock._look_whether_deleted()
+        assert run.lock.lost_to is None
+        (tmp_path / "away").rename(tmp_path / "mount")
+
+
+def test_a_run_folder_that_has_lost_its_mount_is_not_taken_for_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.0)
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.lock._look_whether_deleted()
+        run.lock._device += 1  # as if it had been another's
+        (tmp_path / "run" / "config.json").rename(tmp_path / "config.json")
+        for _ in range(3):
+            run.lock._look_whether_deleted()
+        assert run.lock.lost_to is None
+
+
+def test_a_lock_file_that_somebody_deleted_is_put_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        (run.path / "lock.json").unlink()
+        deadline_s = time.monotonic() + 10
+        while not (run.path / "lock.json").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert run.lock.look() is None
+        with pytest.raises(UserError, match="in use by process"):
+            RunFolder.launch(run.path, None, resume=True)
+
+
+def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    beats, failed = threading.Semaphore(0), OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    real_read = lock.Path.read_text
+
+    def stale(path, *_, **__):
+        if path.name not in ("lock.json", "meta.json"):
+            return real_read(path)
+        beats.release()
+        raise failed
+
+    def refuse(*_):
+        raise failed
+
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        with monkeypatch.context() as away:
+            away.setattr(lock.os, "utime", refuse)
+            away.setattr(lock.Path, "read_text", stale)
+            for _ in range(5):
+                assert beats.acquire(timeout=10)
+        with monkeypatch.context() as elsewhere:  # as another host sees it, by its heartbeat alone
+            elsewhere.setattr(lock.host_facts, "namespace", lambda kind: "another boot")
+            with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+                RunFolder.launch(run.path, None, resume=True)
+        assert run.lock.look() is None
+        run.end_life("finished", "and it could still write")
