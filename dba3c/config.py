@@ -97,18 +97,18 @@ class RunConfig:
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""
 
-    evaluators: int = option(0, least=0)
-    """Processes that play full games with each new checkpoint; several share its games."""
+    evaluators: int = option(0, least=0, most=1)
+    """1: a process plays full games with each new checkpoint."""
 
     recorders: int = option(0, least=0, most=1)
     """1: a process films a game of every k-th checkpoint."""
 
     evaluation_games: int = option(50, least=1, evaluators="")
-    """Full games per checkpoint, of all evaluators together."""
+    """Full games per checkpoint."""
 
     evaluation_budget_s: float = option(120.0, least=0, evaluators="")
-    """Seconds that the evaluators may play on after the run has had its frames, score or time: they finish the games
-    under way, and play with the checkpoint that the run ended with. Ctrl-C ends that; a run that is stopped has none.
+    """Seconds that the evaluator may play on after the run has had its frames, score or time: it finishes the games
+    under way, and plays with the checkpoint that the run ended with. Ctrl-C ends that; a run that is stopped has none.
     """
 
     recording_every: int = option(5, least=1, recorders="")
@@ -120,10 +120,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_options(self, UserError)
-        _require(
-            self.evaluators <= self.evaluation_games,
-            f"{self.evaluators} evaluators share evaluation_games: give at least as many, not {self.evaluation_games}",
-        )
         if self.run_dir is not None:  # a shell expands ~ at the beginning of a word only
             object.__setattr__(self, "run_dir", Path(os.path.expanduser(self.run_dir)))
         for name in self.track:

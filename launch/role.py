@@ -122,10 +122,10 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     else:
         print(f"{name}: {reason}", flush=True)
         code = 0
-    if arguments.role in TRAINING_ROLES:
+    if arguments.role in (*TRAINING_ROLES, "evaluator"):
         try:
             folder.note_left(arguments.role, arguments.rank)
-        except UserError as error:  # a full disk: the evaluators wait a little longer
+        except UserError as error:  # a full disk: evaluator and monitor wait a little longer
             print(f"{name}: {error}", file=sys.stderr, flush=True)
     return code
 

@@ -1,7 +1,7 @@
 """Evaluation: full games with a checkpoint, what is kept of them, and the role that plays them with each new one.
 
     evaluations/step-N-ACTIONS.json      protocol, seed, hashes, every game's score and length, and their summary
-    evaluations/step-N-ACTIONS-I.json    games of the stream of seeds I, where that is not 0: one share of several
+    evaluations/step-N-ACTIONS-I.json    games of the stream of seeds I, where that is not 0
 
 lie beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest, and old ones are deleted.
 """
@@ -20,12 +20,12 @@ from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, quotas, stream_seeds
+from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
-from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating
-from dba3c.runs.files import write_atomically, write_once
+from dba3c.runs.ending import LOOK_S, Overtime, RunEnd
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.statistics import ScoreSummary, human_normalised, summarise
 
@@ -77,7 +77,9 @@ class Evaluation:
         path = self.path(folder)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = _games_at(path, self.parameters_sha256)
+            found = _read(path)
+        whole = found.get("parameters_sha256") == self.parameters_sha256 and not found["unfinished"]
+        kept = len(found["scores"]) if whole else 0
         if (games := len(self.scores)) < kept or (kept and self.unfinished):
             cut = f" and {self.unfinished} unfinished" if self.unfinished else ""
             warn_on_stderr(f"{path} stays as it is: it has {kept} games of these parameters, this one {games}{cut}")
@@ -86,20 +88,6 @@ class Evaluation:
         fields["summary"]["interval_95_of"] = "iqm"
         write_atomically(path, json.dumps(fields, indent=1, allow_nan=False) + "\n")
         return path
-
-
-def _games_at(path: Path, parameters_sha256: str) -> int:
-    """How many games a whole evaluation of these parameters that is kept there has; 0: there is none.
-
-    Raises:
-        OSError: one is there, or may be, and cannot be read.
-    """
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        whole = kept["parameters_sha256"] == parameters_sha256 and not kept.get("unfinished")
-        return len(kept["scores"]) if whole else 0
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return 0
 
 
 def evaluate(
@@ -167,11 +155,8 @@ def evaluate(
 def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str], None] | None = None) -> str:
     """The evaluation node's whole life: play with each new checkpoint until the run ends, then with its last one.
 
-    Several evaluators share the `evaluation_games` of each checkpoint: as many shares as evaluators, each with its own
-    stream of seeds and its own file; the statistics are of all shares that are there. Who has begun a checkpoint goes
-    on with it until each share is taken (`take`): none is left with some of its games, whoever is at which, and nobody
-    waits for another. Of several checkpoints that wait the newest is taken and the others are named. When the mean of
-    at least `stop_games` games reaches the stop score, the run is asked to end.
+    Of several checkpoints that wait the newest is taken and the others are named. When the mean of at least
+    `stop_games` games reaches the stop score, the run is asked to end.
     After the end there is `Overtime`, none when the run was stopped: games that have not ended then are counted.
 
     Returns:
@@ -191,114 +176,74 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         say(line)
         metrics.record_event("evaluation", line)
 
-    games = quotas(config.run.evaluation_games, max(1, config.run.evaluators)).tolist()  # of each share
-    actions = protocol_for(config).actions
-    done = [evaluated_policies(folder, count, actions, share) for share, count in enumerate(games)]
+    games = config.run.evaluation_games
+    done = evaluated_policies(folder, games, protocol_for(config).actions)
     watch = CheckpointWatch(
-        folder.checkpoints,
-        run_end,
-        is_done=lambda policy: all(policy.sha256 in played for played in done),
-        say=tell,
-        look_s=look_s,
+        folder.checkpoints, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s
     )
-    if config.run.stop_score is not None and config.run.evaluation_games < config.run.stop_games:
-        few = f"{config.run.evaluation_games} games are fewer than the {config.run.stop_games} of the stop rule"
+    if config.run.stop_score is not None and games < config.run.stop_games:
+        few = f"{games} games are fewer than the {config.run.stop_games} of the stop rule"
         tell(f"will not stop the run: {few}")
 
     def play(policy: Policy) -> None:
         if watch.passed_over:
             tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
         overtime.step = policy.step
-        own_first = sorted(range(len(games)), key=lambda share: share != rank)
-        for share in own_first:
-            ours = policy.sha256 not in done[share] and take(folder, policy, share, rank, tell)
-            if ours and not play_share(policy, share):
-                return
-
-    def play_share(policy: Policy, share: int) -> bool:
-        """Whether there was time for all of its games."""
         try:
-            played = evaluate(config, policy, games=games[share], seed_index=share, should_stop=overtime)
+            played = evaluate(config, policy, games=games, should_stop=overtime)
         except GamesAbandoned as why:
-            none = f"none of {games[share]} games had ended when {why}"
-            tell(f"step {policy.step}: {none}; {by_hand(folder, policy.step)}")
-            return False
+            tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
+            return
         try:
             played.save(folder)
         except UserError as error:  # a full disk: the record below has the statistics
             tell(str(error))
-        summary, unfinished = together(folder, played, len(games))
-        report(played, summary, unfinished, metrics, say)
-        if not unfinished:
-            stop_when_solved(summary, policy.step, folder, config, tell)
-        return not played.unfinished
+        report(played, metrics, say)
+        if not played.unfinished:
+            stop_when_solved(played.summary, policy.step, folder, config, tell)
 
     try:
-        with evaluating(folder, rank, tell):
-            while (policy := watch.wait()) is not None:
-                play(policy)
-            if not run_end.finished:
-                tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
-                return run_end() or "the run has ended"
-            tell(
-                f"the run has ended ({run_end()}): playing {sum(games)} games with its last checkpoint, for at most "
-                f"{overtime.budget_s:.0f} s; Ctrl-C ends that"
-            )
-            while not overtime.training_has_ended() and overtime() is None:
-                time.sleep(look_s)
-            while (last := watch.newest_unseen()) is None and watch.unreadable is not None and overtime() is None:
-                time.sleep(look_s)
-            if last is None:
-                unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, watch.unreadable)}"
-                tell(f"there is no checkpoint that was not played with{unread}")
-            else:
-                play(last)
+        while (policy := watch.wait()) is not None:
+            play(policy)
+        if not run_end.finished:
+            tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
+            return run_end() or "the run has ended"
+        tell(
+            f"the run has ended ({run_end()}): playing {games} games with its last checkpoint, for at most "
+            f"{overtime.budget_s:.0f} s; Ctrl-C ends that"
+        )
+        while not overtime.training_has_ended() and overtime() is None:
+            time.sleep(look_s)
+        while (last := watch.newest_unseen()) is None and watch.unreadable is not None and overtime() is None:
+            time.sleep(look_s)
+        if last is None:
+            unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, watch.unreadable)}"
+            tell(f"there is no checkpoint that was not played with{unread}")
+        else:
+            play(last)
     finally:
         metrics.close()
     return run_end() or "the run has ended"
 
 
-def take(folder: RunFolder, policy: Policy, share: int, rank: int, say: Callable[[str], None]) -> bool:
-    """Whether this evaluator is to play a share of a checkpoint's games: it is the first of this life to ask for it, or
-    was (and has died since). Where the folder cannot be asked, each plays the share of its own number."""
-    name = f"evaluating-{policy.step}-{policy.sha256[:12]}-{share}"
-    try:
-        first = write_once(folder.rendezvous / f"{name}.json", json.dumps({"rank": rank}) + "\n")
-        return first or (folder.published(name) or {}).get("rank") == rank
-    except UserError as error:
-        say(str(error))
-        return share == rank
-
-
-def together(folder: RunFolder, share: Evaluation, evaluators: int) -> tuple[ScoreSummary, int]:
-    """(summary, unfinished games) of all evaluators' shares of a checkpoint that are there by now, `share` among them.
-
-    Each evaluator writes its share before it looks for the others', so whoever comes last sees all of them.
-    """
-    scores, unfinished = list(share.scores), share.unfinished
-    for index in set(range(evaluators)) - {share.seed_index}:
-        fields = _read(dataclasses.replace(share, seed_index=index).path(folder))
-        if fields.get("parameters_sha256") == share.parameters_sha256:
-            scores += [float(score) for score in fields["scores"]]
-            unfinished += int(fields["unfinished"])
-    return summarise(scores), unfinished
-
-
-def evaluated_policies(folder: RunFolder, games: int, actions: Actions, seed_index: int = 0) -> set[str]:
-    """SHA-256 of the parameters with which so many games of a stream were played with such actions, in this life of the
-    run or before."""
-    found = map(_read, sorted((folder.path / FOLDER).glob(f"step-*-{actions}*.json")))
-    whole = (one for one in found if one.get("seed_index") == seed_index and not one.get("unfinished"))
-    return {str(one["parameters_sha256"]) for one in whole if len(one["scores"]) >= games}
+def evaluated_policies(folder: RunFolder, games: int, actions: Actions) -> set[str]:
+    """SHA-256 of the parameters with which so many games of the first stream were played with such actions, in this
+    life of the run or before."""
+    found = map(_read, sorted((folder.path / FOLDER).glob(f"step-*-{actions}.json")))
+    return {one["parameters_sha256"] for one in found if not one.get("unfinished", 1) and len(one["scores"]) >= games}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """An evaluation's fields; {} where there is none, or none of ours: then it is played again."""
+    """What is kept of an evaluation; {} where there is none, or none of ours.
+
+    Raises:
+        OSError: one is there, or may be, and cannot be read.
+    """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         ours = {"parameters_sha256": str(fields["parameters_sha256"]), "unfinished": int(fields.get("unfinished", 0))}
-        return {**ours, "seed_index": fields["seed_index"], "scores": list(map(float, fields["scores"]))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {**ours, "scores": list(map(float, fields["scores"]))}
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
@@ -308,25 +253,24 @@ def by_hand(folder: RunFolder, step: int | None = None) -> str:
     return f"`dba3c evaluate {folder.path}{which}` does it"
 
 
-def report(
-    share: Evaluation, summary: ScoreSummary, unfinished: int, metrics: MetricsWriter, say: Callable[[str], None]
-) -> None:
+def report(played: Evaluation, metrics: MetricsWriter, say: Callable[[str], None]) -> None:
     """One `evaluation` record, and one line for people."""
+    summary = played.summary
     metrics.record_evaluation(
-        share.checkpoint_step,
-        checkpoint_step=share.checkpoint_step,
+        played.checkpoint_step,
+        checkpoint_step=played.checkpoint_step,
         games=summary.games,
-        unfinished=unfinished,
+        unfinished=played.unfinished,
         mean=summary.mean,
         median=summary.median,
         iqm=summary.iqm,
         interval_95=summary.interval_95,
         max=summary.max,
     )
-    for failure in share.environment_failures:
+    for failure in played.environment_failures:
         metrics.record_event("environment", failure)
-    left = f"; {unfinished} had not ended, which favours short games" if unfinished else ""
-    say(f"step {share.checkpoint_step}: {summary} ({share.wall_s:.0f} s{left})")
+    left = f"; {played.unfinished} had not ended, which favours short games" if played.unfinished else ""
+    say(f"step {played.checkpoint_step}: {summary} ({played.wall_s:.0f} s{left})")
 
 
 def stop_when_solved(

@@ -6,7 +6,7 @@
    has had what it was to have; else somebody waits for its end.
 2. The coordinator looks for stop.json at its step boundaries (`StopRule`), writes the last checkpoint, and each process
    that decides about the end says that it has left (`RunFolder.note_left`).
-3. Who follows the run without training it asks `RunEnd`; evaluators may play on for a while (`Overtime`).
+3. Who follows the run without training it asks `RunEnd`; an evaluator may play on for a while (`Overtime`).
 4. The launch waits for all of them, then notes the end in meta.json (`note_end`). A launch whose lock nobody holds, and
    that has noted nothing, is gone.
 
@@ -20,7 +20,7 @@ import math
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ SETTLED_S = 2.0
 LATE_S = 10.0
 """Longest wait for further processes of the training after the first has ended."""
 LOADING_S = 60.0
-"""Silence of evaluators beyond their budget: the last checkpoint is written before, and loaded."""
+"""Silence of an evaluator beyond its budget: the last checkpoint is written before, and loaded."""
 TRAINING_ROLES = ("server", "worker", "learner", "actor")
 """Bad input to one of these is bad input to the run."""
 STOP_COMMAND = "dba3c stop"
@@ -135,8 +135,8 @@ class RunEnd:
         self._status = "live"
         config = folder.train_config()
         self._settled_s = max(SETTLED_S, 2 * config.record_window_s)
-        self._evaluators_s = max(self._settled_s, config.run.evaluation_budget_s + LOADING_S)
-        self._evaluators_play = False
+        self._evaluator_s = max(self._settled_s, config.run.evaluation_budget_s + LOADING_S)
+        self._has_evaluator, self._evaluator_plays = config.run.evaluators > 0, False
         self._next_look_s = 0.0
         self._unreadable_since_s = self._broken_since_s = math.inf
 
@@ -157,7 +157,7 @@ class RunEnd:
         """Whether all that the run writes is there: its launch is over, or it was asked to end and went silent.
 
         The launch waits for its monitor before it notes the end, hence the silence; where it has started all processes,
-        it tells its monitor that they are gone. Evaluators of a finished run may be silent for longer, within their
+        it tells its monitor that they are gone. The evaluator of a finished run may be silent for longer, within its
         budget.
 
         Args:
@@ -167,7 +167,7 @@ class RunEnd:
             FolderUnreadable: for a minute.
         """
         self._look()
-        silence_s = self._evaluators_s if self._evaluators_play else self._settled_s
+        silence_s = self._evaluator_s if self._evaluator_plays else self._settled_s
         over = self._status == "finished" or time.monotonic() - self._broken_since_s > GONE_AFTER_S
         return over or (self.reason is not None and silent_s > silence_s)
 
@@ -181,7 +181,8 @@ class RunEnd:
             self._status = self._folder.status()
             if reason is None and self._status == "finished":
                 reason = str(self._folder.life()["ended"].get("reason", "the run has ended"))
-            self._evaluators_play = self.finished and evaluators_play(self._folder)
+            plays = self._has_evaluator and self.finished
+            self._evaluator_plays = plays and not self._folder.has_left("evaluator", 0)
         except (UserError, OSError) as error:  # a shared file system that is away for a while is no end
             self._unreadable_since_s = min(self._unreadable_since_s, now_s)
             if now_s - self._unreadable_since_s > UNREADABLE_S:
@@ -245,26 +246,6 @@ class Overtime:
                     self._last_step = max(checkpoint_steps(self._folder.checkpoints), default=0)
                     self._ended_s = now_s
         return self._ended_s is not None
-
-
-@contextlib.contextmanager
-def evaluating(folder: RunFolder, rank: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Around an evaluator's life: the monitor of a run that has finished waits for what it still writes."""
-    name = f"evaluator-{rank}"
-    try:
-        folder.publish(name, {"plays": True})
-        yield
-    finally:
-        try:
-            folder.publish(name, {"plays": False})
-        except UserError as error:  # the monitor's patience has an end
-            say(str(error))
-
-
-def evaluators_play(folder: RunFolder) -> bool:
-    """Whether an evaluator of this life is not done yet."""
-    names = (path.stem for path in folder.rendezvous.glob("evaluator-*.json"))
-    return any((folder.published(name) or {}).get("plays") for name in names)
 
 
 def note_end(folder: RunFolder, code: int, cause: str) -> str:

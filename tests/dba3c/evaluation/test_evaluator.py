@@ -1,7 +1,7 @@
 """The evaluator's life beside a run."""
 
+import dataclasses
 import errno
-import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -177,99 +177,6 @@ def test_who_stops_a_run_after_its_end_ends_its_overtime_and_the_first_reason_st
     assert "none of 4 games had ended when somebody waits for the run's end (enough)" in lines[-1]
 
 
-TWO = replace_options(CARTPOLE, evaluators=2, evaluation_games=5)
-
-
-@pytest.fixture
-def while_playing(monkeypatch):
-    """while_playing(happen, step, share): once, when that share of a checkpoint's games begins."""
-    waiting, real = {}, evaluator_module.evaluate
-
-    def play(config, policy, *, seed_index, **how):
-        waiting.pop((policy.step, seed_index), lambda: None)()
-        return real(config, policy, seed_index=seed_index, **how)
-
-    monkeypatch.setattr(evaluator_module, "evaluate", play)
-    return lambda happen, step, share: waiting.update({(step, share): happen})
-
-
-def scores_of(run, step):
-    """The scores of each share of a checkpoint's games, by the share's number."""
-    paths = sorted((run.path / "evaluations").glob(f"step-{step}-*.json"))
-    return {one["seed_index"]: one["scores"] for one in map(json.loads, map(Path.read_text, paths))}
-
-
-def be_evaluator(run, rank, incarnation=0):
-    return evaluator(RunProcess(run, TWO, rank, incarnation), look_s=0.0, say=print)
-
-
-def test_two_evaluators_share_the_games_of_a_checkpoint_and_overwrite_nothing(cartpole, while_playing):
-    run, policy = cartpole
-    run.request_stop("enough", finished=True)
-    run.note_left("worker", 0)
-    while_playing(lambda: be_evaluator(run, 1), step=10, share=0)
-    assert be_evaluator(run, 0) == "enough"
-    found = scores_of(run, 10)
-    assert found[0] == evaluate(CARTPOLE, policy, games=3, seed_index=0).scores
-    assert found[1] == evaluate(CARTPOLE, policy, games=2, seed_index=1).scores
-    first, second = (records(run, "evaluation", rank) for rank in (1, 0))
-    assert [record["games"] for record in (*first, *second)] == [2, 5]  # who comes last sees both
-    assert second[0]["mean"] == sum(found[0] + found[1]) / 5
-    assert policy.sha256 in evaluated_policies(run, 2, "sampled", seed_index=1)
-    assert policy.sha256 not in evaluated_policies(run, 3, "sampled", seed_index=1)
-
-
-def test_evaluators_that_are_at_different_checkpoints_leave_none_of_them_without_all_its_games(
-    cartpole, write_checkpoint, while_playing
-):
-    run, _ = cartpole
-
-    def the_other_one_comes_to_a_newer_checkpoint():
-        ended_with(run, write_checkpoint, step=20)
-        be_evaluator(run, 1)
-
-    while_playing(the_other_one_comes_to_a_newer_checkpoint, step=10, share=0)
-    be_evaluator(run, 0)
-    assert {step: sorted(map(len, scores_of(run, step).values())) for step in (10, 20)} == {10: [2, 3], 20: [2, 3]}
-    assert [record["games"] for record in records(run, "evaluation", 0)] == [3, 5]
-    assert [record["games"] for record in records(run, "evaluation", 1)] == [2, 5]
-
-
-def test_an_evaluator_that_dies_holds_nobody_up_and_plays_what_it_had_begun_when_it_is_back(
-    cartpole, write_checkpoint, while_playing
-):
-    run, _ = cartpole
-
-    def dies():
-        raise RuntimeError("killed")
-
-    while_playing(dies, step=10, share=1)
-    with pytest.raises(RuntimeError, match="killed"):
-        be_evaluator(run, 1)
-    run.request_stop("enough", finished=True)
-    run.note_left("worker", 0)
-    assert be_evaluator(run, 0) == "enough" and set(scores_of(run, 10)) == {0}
-    assert be_evaluator(run, 1, incarnation=1) == "enough" and set(scores_of(run, 10)) == {0, 1}
-    write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
-    be_evaluator(run, 0)  # alone
-    assert set(scores_of(run, 20)) == {0, 1}
-
-
-def test_evaluators_that_cannot_tell_each_other_what_they_play_play_their_own_shares(cartpole, monkeypatch):
-    run, _ = cartpole
-    run.request_stop("enough", finished=True)
-    run.note_left("worker", 0)
-
-    def full(path, text):
-        raise UserError(f"cannot write {path}: No space left on device")
-
-    monkeypatch.setattr(evaluator_module, "write_once", full)
-    be_evaluator(run, 1)
-    assert set(scores_of(run, 10)) == {1}
-    be_evaluator(run, 0)
-    assert set(scores_of(run, 10)) == {0, 1}
-
-
 def test_games_played_by_hand_with_other_actions_are_not_the_evaluator_s(cartpole):
     run, policy = cartpole
     evaluate(CARTPOLE, policy, games=2, actions="greedy").save(run)
@@ -277,9 +184,11 @@ def test_games_played_by_hand_with_other_actions_are_not_the_evaluator_s(cartpol
     assert evaluated_policies(run, 2, "greedy") == {policy.sha256}
 
 
-def test_more_evaluators_than_games_are_refused():
-    with pytest.raises(UserError, match="3 evaluators share evaluation_games"):
-        replace_options(CARTPOLE, evaluators=3, evaluation_games=2)
+def test_games_of_another_stream_or_with_an_end_cut_off_are_not_the_evaluator_s(cartpole):
+    run, policy = cartpole
+    evaluate(CARTPOLE, policy, games=2, seed_index=1).save(run)
+    dataclasses.replace(evaluate(CARTPOLE, policy, games=2), unfinished=1).save(run)
+    assert evaluated_policies(run, 2, "sampled") == set()
 
 
 def test_a_checkpoint_evaluated_in_an_earlier_life_is_not_played_again(cartpole):

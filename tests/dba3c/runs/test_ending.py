@@ -10,21 +10,21 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.runs import ending
 from dba3c.runs import folder as folder_module
-from dba3c.runs.ending import STOP_COMMAND, RunEnd, StopRule, evaluating, note_failure, outcome
+from dba3c.runs.ending import STOP_COMMAND, RunEnd, StopRule, note_failure, outcome
 from dba3c.runs.folder import RunFolder
 from param_servers.errors import RunBroken
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped_one_does_not(tmp_path, finished):
-    with RunFolder.create(tmp_path / "run", {"run": {"evaluation_budget_s": 40.0}}) as run:
+def test_the_monitor_of_a_finished_run_waits_for_its_evaluator_and_of_a_stopped_one_does_not(tmp_path, finished):
+    with RunFolder.create(tmp_path / "run", {"run": {"evaluation_budget_s": 40.0, "evaluators": 1}}) as run:
         is_over = RunEnd(run, look_s=0.0).nothing_more_comes
-        with evaluating(run, 0, print):
-            assert not is_over(silent_s=50.0)
-            run.request_stop("enough", finished=finished)
-            assert not is_over(silent_s=0.0)
-            assert is_over(silent_s=50.0) is not finished
-            assert is_over(silent_s=101.0)  # its patience has an end
+        assert not is_over(silent_s=50.0)
+        run.request_stop("enough", finished=finished)
+        assert not is_over(silent_s=0.0)
+        assert is_over(silent_s=50.0) is not finished
+        assert is_over(silent_s=101.0)  # its patience has an end
+        run.note_left("evaluator", 0)
         assert is_over(silent_s=50.0)
 
 

@@ -113,7 +113,7 @@ def test_an_option_that_would_do_nothing_is_refused_with_whose_it_is(words: str,
         "--preset r2d2 --memory-size 8 --n-step 3 --replay-ratio 1 --inference-thread shared",
         "CartPole-v1 --algorithm my.losses:Mine --value-cost 1 --ppo-epochs 2 --network my.nets:mine",
         "--preset ppo --ppo-epochs 2 --trace-lambda .9 --network small",
-        "CartPole-v1 --evaluators 2 --evaluation-games 9 --evaluation-budget-s 0 --recorders 1 --recording-every 2",
+        "CartPole-v1 --evaluators 1 --evaluation-games 9 --evaluation-budget-s 0 --recorders 1 --recording-every 2",
         "CartPole-v1 --environment-processes --environment-timeout-s 5",
     ],
 )
