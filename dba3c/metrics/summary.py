@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from dba3c.metrics.facts import RunFacts
 from dba3c.metrics.reader import Record
 from dba3c.metrics.registry import SECTIONS
+from dba3c.runs.folder import CLOCKS_S
 
 HEARD_OF_S = 10.0
 LEAST_HORIZON_S = 10.0
@@ -212,7 +213,9 @@ class RunSummary:
             self._steps = self._ended_steps = 0
             self._told_steps.clear()
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
-        self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
+        next_s = self.facts.lives[life + 1].started_s if life + 1 < len(self.facts.lives) else math.inf
+        if time_s < next_s - CLOCKS_S:  # else perhaps the next life's, from a clock that is behind
+            self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
     def judge(self) -> None:
         """Renew `life_mean` and `best_mean`; to be called when the records of all processes until now are here."""

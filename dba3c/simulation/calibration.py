@@ -93,15 +93,14 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
 def _read(run: RunFolder, seen: _Seen) -> float:
     """Adds one run's records; returns M in bytes, 0 when it does not say."""
     records_of: Counter[int] = Counter()
-    gradients = received_bytes = 0.0
+    accepted = received_bytes = 0.0
     for record in whole_run(run):
         count, rank = int(record.get("count") or 0), record["rank"]
         sections = record.get("sections_s") or {}
         if record["kind"] == "step" and record["role"] == "worker" and count:
             is_gradient = "accepted" in record  # else another lane's part of one, which lane 0 counts and times
             if is_gradient:
-                gradients += count
-                seen.gradients += record["accepted"] or 0  # servers add up no others
+                accepted += record["accepted"] or 0  # servers receive and add up few others
                 records_of[rank] += 1
             if records_of[rank] > _WARM_UP_RECORDS:
                 took_s = {name: sections.get(name, 0.0) for name in COMPUTE_SECTIONS}
@@ -117,7 +116,8 @@ def _read(run: RunFolder, seen: _Seen) -> float:
             seen.aggregating_s += sections.get("aggregating", 0.0)
             # a rank of an all-reduce applies while its worker pushes: there it is no section of its own
             seen.applying_s += sections.get("applying", 0.0) + (record.get("applying_s") or 0.0)
-    return float(_manifest_bytes(run) or (received_bytes / gradients if gradients else 0.0))
+    seen.gradients += accepted
+    return float(_manifest_bytes(run) or (received_bytes / accepted if accepted else 0.0))
 
 
 def _times(seen: _Seen) -> ComputeTimes:

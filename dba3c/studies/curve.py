@@ -16,7 +16,7 @@ from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.facts import RunFacts, stop_score
 from dba3c.runs.contents import CURVE_FILE
-from dba3c.runs.files import write_atomically
+from dba3c.runs.files import is_there, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
 from param_servers.errors import HAS_DIVERGED
@@ -163,11 +163,10 @@ def downsample(
         warn: is told which of the run's files hold garbage.
 
     The folder `into` can be drawn like the run itself; it has no secret, checkpoints or records. Returns the CSV.
-    Raises UserError when the run cannot be read or `into` not be written, or is the run: no life could follow there.
+    Raises UserError when the run cannot be read or `into` not be written, or is a run's folder.
     """
     curve, run, folder = load_curve(path, every_s, warn), RunFolder.open(path), Path(into)
-    if folder.expanduser().resolve() == run.path:
-        raise UserError(f"{run.path} is the run itself, which could not go on then: choose another folder")
+    refuse_a_run(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "meta.json"):
@@ -179,6 +178,12 @@ def downsample(
         ]
         write_rows(folder / CURVE_FILE, told)  # the last: where it is, the others are
     return folder / CURVE_FILE
+
+
+def refuse_a_run(folder: Path) -> None:
+    """Raises UserError where a run is that may go on: no life could follow a curve."""
+    if is_there(folder.expanduser() / "metrics"):
+        raise UserError(f"{folder} is a run itself, which could not go on then: choose another folder")
 
 
 def _kept(curve: Curve, rows: int) -> NDArray[np.intp]:

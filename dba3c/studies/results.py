@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.curve import Curve, downsample, load_curve
+from dba3c.studies.curve import Curve, downsample, load_curve, refuse_a_run
 from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
 from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load, save_trial
@@ -107,8 +107,8 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
 def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> int:
     """Copies what is worth committing of a study: its declaration and its runs, downsampled; returns how many runs."""
     study, copied = load(folder), 0
-    if Path(into).expanduser().resolve() == Path(folder).expanduser().resolve():
-        raise UserError(f"{folder} is the study itself, whose runs could not go on then: choose another folder")
+    for run in study.runs(into):
+        refuse_a_run(run.folder)
     with writing(into):
         Path(into).mkdir(parents=True, exist_ok=True)
     for run in study.runs(folder):

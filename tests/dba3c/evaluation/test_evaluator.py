@@ -12,8 +12,6 @@ import torch
 
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import replace_options
-from dba3c.errors import UserError
-from dba3c.evaluation import evaluator as evaluator_module
 from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
 from dba3c.roles import RunProcess
 from dba3c.runs import checkpoints, ending

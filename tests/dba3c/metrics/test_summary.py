@@ -1,5 +1,7 @@
 """What records add up to, computed by hand."""
 
+import math
+
 import pytest
 
 from dba3c.metrics.charts import ChartInterval, Point
@@ -126,10 +128,11 @@ def test_in_central_inference_active_workers_are_its_actors_also_when_learners_c
     assert summary_of(*actors).active_workers(101.0) == summary_of(*actors, learner).active_workers(101.0) == 4
 
 
-def test_a_record_whose_clock_is_behind_adds_no_time_between_two_lives():
-    lives = (Life(0.0, 12.0, is_over=True, ended_s=3600.0), Life(90_000.0, 12.0))
+@pytest.mark.parametrize("ended_s", [3600.0, math.inf], ids=["with an end", "killed"])
+def test_a_record_whose_clock_is_behind_adds_no_time_between_two_lives(ended_s):
+    lives = (Life(0.0, 12.0, is_over=True, ended_s=ended_s), Life(90_000.0, 12.0))
     late = record("event", 89_998.0, event="joined", message="here")
-    summary = summary_of(record("step", 3599.0), late, facts=RunFacts("run", lives=lives))
+    summary = summary_of(record("step", 3600.0), late, facts=RunFacts("run", lives=lives))
     assert summary.hours() == pytest.approx((1.0, 12.0))
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,8 +298,11 @@ def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
     small = tmp_path / "small"
     assert commit_into(study, small) == 4
     assert not list(small.rglob("*.jsonl")) and not list(small.rglob("secret"))
-    with pytest.raises(UserError, match="is the study itself, whose runs could not go on then"):
-        commit_into(study, study / ".")
+    another = Path(shutil.copytree(study, tmp_path / "another"))
+    for of_runs in (study / ".", another):
+        with pytest.raises(UserError, match="is a run itself, which could not go on then"):
+            commit_into(study, of_runs)
+    assert (another / "study.json").stat().st_mtime_ns == (study / "study.json").stat().st_mtime_ns
     assert not list(study.rglob("curve.csv"))
     whole, copied = read_results(study), read_results(small)
     for one, other in zip(whole.points, copied.points, strict=True):
