@@ -146,6 +146,8 @@ def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) ->
         UserError: the first word is nearly a preset; or it is an environment, and the options give one too.
     """
     if env_or_preset in PRESETS:
+        if own.get("preset") not in (None, env_or_preset):  # another one is to learn what this one is for
+            given = {"env_id": PRESETS[env_or_preset][1], **given}
         return TrainWords(given=given, **{"preset": env_or_preset, **own})
     if env_or_preset is not None:
         _refuse_mistyped_preset(env_or_preset)

@@ -120,7 +120,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
     mine = {each.name.replace("_", "-") for each in fields(SweepArguments)} | {"help"}
     lists, known = options_with_lists(), {name.replace("_", "-") for name in option_names()}
     for flag, values in grouped(words):
-        name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
+        name = flag.removeprefix("--").replace("_", "-")
         if name in REFUSED:
             raise UserError(f"--{name} is of one run: {REFUSED[name]}")
         if name in mine or flag == "-h":
@@ -145,7 +145,8 @@ def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     groups: list[tuple[str, list[str]]] = [("", [])]
     for word in words:
         if word.startswith("--") or word == "-h":
-            groups.append((word, []))
+            name, equals, value = word.partition("=")
+            groups.append((name, [value] if equals else []))
         else:
             groups[-1][1].append(word)
     return groups

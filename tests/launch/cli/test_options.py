@@ -145,6 +145,12 @@ def test_words_give_what_they_say_and_no_more() -> None:
     assert parse_train(["breakout"]).preset == "breakout"
 
 
+def test_of_two_presets_the_word_says_what_is_learned_and_the_option_how() -> None:
+    config = parse_train(["mujoco", "--preset", "sac"]).config(2)
+    assert (config.environment.env_id, config.algorithm.algorithm) == ("HalfCheetah-v5", "sac")
+    assert parse_train(["mujoco", "--preset", "sac", "--env", "Ant-v5"]).config(2).environment.env_id == "Ant-v5"
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

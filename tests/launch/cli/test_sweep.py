@@ -29,7 +29,7 @@ FOUND = "undecided: the best mean is of too few games"
 
 def test_options_with_several_values_vary_and_lists_do_not():
     words = (
-        "CartPole-v1 --learning-rate 1e-3 3e-4 --seeds 2 --track tensorboard mlflow --frame-skip 2 4 --entropy_cost 0 1"
+        "CartPole-v1 --learning-rate=1e-3 3e-4 --seeds=2 --track tensorboard mlflow --frame-skip 2 4 --entropy_cost 0 1"
     )
     own, common, axes = split(words.split())
     assert own == ["--seeds", "2"]
