@@ -23,4 +23,4 @@ set -eu
 source "${DBA3C_VENV:-.venv}/bin/activate"
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}
 exec dba3c job --run-dir "$run_dir" -- \
-    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers 20 --colocated-servers --backup-workers 4 --evaluators 0 --recorders 0 ${DBA3C_ARGS:-}
+    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers 20 --colocated-servers --reconnect-timeout-s 900 --backup-workers 4 --evaluators 0 --recorders 0 ${DBA3C_ARGS:-}

@@ -23,4 +23,4 @@ set -eu
 source "${DBA3C_VENV:-.venv}/bin/activate"
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}
 exec dba3c job --run-dir "$run_dir" -- \
-    dba3c train "${DBA3C_PRESET:-dba3c_paper}" --servers 4 --backup-workers 5 --evaluators 1 --recorders 1 ${DBA3C_ARGS:-}
+    dba3c train "${DBA3C_PRESET:-dba3c_paper}" --servers 4 --reconnect-timeout-s 900 --backup-workers 5 --evaluators 1 --recorders 1 ${DBA3C_ARGS:-}

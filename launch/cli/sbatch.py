@@ -20,6 +20,8 @@ from launch.cluster.topology import Topology, fit
 from param_servers.config import check_options, option
 
 LEARNER_CPUS = 24
+SERVER_RETURNS_S = 900
+"""Slurm gives a dead node up after `SlurmdTimeout`, 300 s by default; only then its replacement is asked for."""
 LEAST_TRAINING_S = 300
 """Of a life: Slurm may warn a minute early, and starting 64 ranks takes minutes."""
 
@@ -235,7 +237,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     others = f"--evaluators {shape.evaluators} --recorders {shape.recorders}"
     workers = f"--backup-workers {shape.backup_workers} {others}"
     colocated = " --colocated-servers" if shape.colocated_servers else ""
-    servers = f"--servers {shape.num_servers}{colocated} {workers}"
+    servers = f"--servers {shape.num_servers}{colocated} --reconnect-timeout-s {SERVER_RETURNS_S} {workers}"
     several = " --exchange allreduce" if shape.learners > 1 else ""
     # the learner, which writes the configuration, has other cores than the actors
     actors = '--env-threads "${SLURM_CPUS_PER_TASK_HET_GROUP_1:?}"'
