@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,6 @@ from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
-from dba3c.runs.host_facts import multiplies_bfloat16
 from dba3c.runs.lock import process_started
 from launch.cluster.launchers import ENDS_ALL_RANKS, REPLACEMENT, TORCHRUN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
@@ -34,6 +33,7 @@ from launch.local.resources import (
     check_open_files,
     cores_of_all_ranks,
     given_cores,
+    slow_precision,
     thread_environment,
     warn_of_few_threads,
 )
@@ -106,7 +106,9 @@ def run_rank(
             ForkServer(environ=environ) as fork_server,
             closing(MetricsWriter(folder, "launcher", place.rank)) as metrics,
         ):
-            if slow := _slow_arithmetic(folder, mine):
+            computes = any(part.role in ("worker", "learner") for part in mine)
+            slow = slow_precision(folder.train_config().network)  # which the chief's processor may have chosen for all
+            if computes and slow:
                 metrics.record_event("slow_precision", f"{mine[0]} on {place.node_name}: {slow}")  # the chief prints it
             of_run = role_processes(config, folder.path, launch_id, first_incarnation(folder, place.rank))
             processes = [process for process in of_run if Assignment(process.role, process.rank) in mine]
@@ -134,15 +136,6 @@ def run_rank(
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
     return code
-
-
-def _slow_arithmetic(folder: RunFolder, mine: Sequence[Assignment]) -> str:
-    """What is slow here with the precision that the chief's processor may have chosen for all; "" where nothing is."""
-    network = folder.train_config().network
-    computes = network.device == "cpu" and any(part.role in ("worker", "learner") for part in mine)
-    if not computes or network.precision == "float32" or multiplies_bfloat16():
-        return ""
-    return f"this processor has no instructions for {network.precision}, which may be much slower: --precision float32"
 
 
 def _make_folder(

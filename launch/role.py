@@ -9,10 +9,8 @@ import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +36,9 @@ from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
 from launch.cluster.launchers import REPLACES_VARIABLE
-from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
+from launch.cluster.network import LISTEN_HOST_VARIABLE
 from launch.local.child import exit_with_parent
-from launch.local.resources import given_cores, said_threads
+from launch.local.resources import given_cores, said_threads, slow_precision
 from launch.output import harmless_output
 from param_servers.errors import (
     CheckpointError,
@@ -60,9 +58,6 @@ COPIES_OF_A_CHECKPOINT = 3
 """In parameters' sizes: they and two moments."""
 SPARE_BYTES = 64_000_000
 """For everything else in a run's folder."""
-MATRIX, PRODUCTS = 512, 5
-SLOWER = 1.2
-"""So many times as long in bfloat16 as in float32 is worth a line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,8 +83,10 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         config = folder.train_config()
         by_hand = arguments.incarnation is None  # an actor that nobody announced: no later life repeats its games
         incarnation = PER_START * folder.life_number() if by_hand else arguments.incarnation
+        if host := os.environ.get(LISTEN_HOST_VARIABLE):  # this node's
+            config = replace_options(config, listen_host=host)
         process = RunProcess(folder, config, arguments.rank, incarnation)
-        reason = play_where_it_can_listen(arguments.role, process, f"{arguments.launch_id}-{name}")
+        reason = play(arguments.role, process)
     except (EnvironmentFailed, LaneLost) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return RUN_BROKEN_EXIT
@@ -137,26 +134,6 @@ def crashed(name: str, error: BaseException) -> int:
     return RUN_BROKEN_EXIT
 
 
-def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
-    """`play` on this node's address and, without --port, on a port derived from the job: a firewall can be told them.
-
-    The port was free when it was probed; should another take it before this process does, the next one is tried.
-    """
-    host = os.environ.get(LISTEN_HOST_VARIABLE)
-    if not host:
-        return play(role, process)
-    given = process.config.exchange.port
-    for last in (False, False, True):
-        port = given or free_port(host, job)
-        here = replace(process, config=replace_options(process.config, listen_host=host, port=port))
-        try:
-            return play(role, here)
-        except OSError as error:
-            if given or last or error.errno != errno.EADDRINUSE:
-                raise
-    raise AssertionError("the last try returns or raises")
-
-
 def play(role: str, process: RunProcess) -> str:
     """Run the role on its compute threads."""
     torch.set_num_threads(said_threads(os.environ) or threads_without_launcher(role, process.config))
@@ -199,8 +176,8 @@ def check(words: Sequence[str]) -> int:
         if config.central.mode == "central":
             check_trainable(replace_options(config, device="cpu"))
         check_disk(Path(run_dir), parameters, config.exchange.checkpoints_kept)
-        if config.network.precision == "bfloat16" and config.network.device == "cpu":
-            warn_where_it_is_slow()
+        if slow := slow_precision(config.network):
+            warn_on_stderr(slow)
     except (UserError, ConfigError, CheckpointError, ParamServersError) as error:
         Path(why_not).write_bytes(" ".join(str(error).split()).encode("utf-8", "surrogateescape"))
         return USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError, CheckpointError)) else RUN_BROKEN_EXIT
@@ -209,24 +186,6 @@ def check(words: Sequence[str]) -> int:
         Path(why_not).write_bytes(told(error).encode("utf-8", "surrogateescape"))
         return RUN_BROKEN_EXIT
     return 0
-
-
-def warn_where_it_is_slow() -> None:
-    """Processors that compute in bfloat16 are twice as fast in it; on others, and in some virtual machines, it is
-    slower than float32."""
-    ratio = _product_s(torch.bfloat16) / _product_s(torch.float32)
-    if ratio > SLOWER:
-        warn_on_stderr(f"bfloat16 takes {ratio:.1f} times as long as float32 on this processor: --precision float32")
-
-
-def _product_s(dtype: torch.dtype) -> float:
-    """Of two matrices; the quickest, since what else is busy can only slow it."""
-    matrix, took_s = torch.ones(MATRIX, MATRIX, dtype=dtype), []
-    for _ in range(PRODUCTS):
-        start_s = time.perf_counter()
-        matrix @ matrix
-        took_s.append(time.perf_counter() - start_s)
-    return min(took_s)
 
 
 def check_disk(run_dir: Path, parameters: int, keep: int) -> None:

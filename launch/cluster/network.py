@@ -1,7 +1,6 @@
-"""Where a process of a many-node run listens: an interface's address, and a port derived from the job."""
+"""Where a process of a many-node run listens: an address that the other nodes can reach."""
 
 import contextlib
-import random
 import socket
 import time
 from collections.abc import Callable
@@ -17,34 +16,6 @@ RESOLVE_AGAIN_S = 1.0
 
 _ELSEWHERE = "192.0.2.1"
 """An address of nobody (RFC 5737): the route to it is the default one."""
-
-FIRST_PORT, LAST_PORT = 20_000, 31_999
-"""Below Linux's ephemeral range (from 32768 on), so that no outgoing connection sits on a port we derive."""
-
-
-def candidate_ports(job: str, count: int = 32) -> list[int]:
-    """Ports to try for a job, the same in every process of it: jobs on shared nodes start at different places."""
-    return random.Random(job).sample(range(FIRST_PORT, LAST_PORT + 1), count)
-
-
-def free_port(host: str, job: str, count: int = 32) -> int:
-    """The first of the job's candidate ports that can be bound now.
-
-    Whoever binds it next may still find it taken: bind, and on failure call again.
-
-    Raises:
-        UserError: none of them; the message names the range that was tried.
-    """
-    tried = candidate_ports(job, count)
-    for port in tried:
-        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise UserError(f"no free port on {host}: tried {count} between {min(tried)} and {max(tried)} for job {job}")
 
 
 def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object] = print) -> str:

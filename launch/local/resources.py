@@ -7,10 +7,10 @@ import resource
 import socket
 from collections.abc import Mapping
 
-from dba3c.config import TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.trackers import check_clients
-from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores
+from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores, multiplies_bfloat16
 from param_servers.wire.tcp_sockets import listen_address
 
 FILES_OF_A_PROCESS = 64
@@ -137,6 +137,13 @@ def check_machine(config: TrainConfig, processes: int) -> None:
         raise UserError(f"{exchange.num_servers} servers cannot all listen on --port {exchange.port} of one machine")
     check_listen_host(listen_address(exchange.listen_host, exchange.interface))
     check_open_files(processes)
+
+
+def slow_precision(network: NetworkConfig) -> str:
+    """What this machine's processor is slow in; "" where it computes nothing, or in float32, or quickly."""
+    if network.device != "cpu" or network.precision == "float32" or multiplies_bfloat16():
+        return ""
+    return f"this processor has no instructions for {network.precision}, which may be much slower: --precision float32"
 
 
 def check_listen_host(host: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from dba3c.roles import PER_START
 from dba3c.runs.folder import RunFolder
-from launch.cluster.network import free_port
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 BIN = Path(sys.executable).parent
@@ -184,7 +184,7 @@ def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> 
 def test_ranks_of_two_torchruns_resume_together_whichever_has_lost_its_rank(lost: str, tmp_path: Path) -> None:
     """Each counts the restarts that its own ranks have caused."""
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    address = f"127.0.0.1:{free_port('127.0.0.1', f'torchrun-{os.getpid()}-{lost}')}"
+    address = f"127.0.0.1:{free_port()}"
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--rdzv-id", "j"]
     run_dir = tmp_path / "run"
     ours = ["--no-python", "dba3c", *TRAIN[:-2], *ENDLESS, "--run-dir", str(run_dir)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.network import free_port
+from tests.ports import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "containers" / "on_premise.sh"
 ARGS = "--total-frames 3000 --envs-per-actor 2 --batch-unrolls 4 --unroll-length 5"
@@ -80,7 +80,7 @@ def test_a_chief_whose_own_name_is_loopback_to_itself_tells_the_others_its_addre
 
 @pytest.mark.timeout(240)
 def test_one_script_is_the_learner_and_its_actors_and_the_learner_listens_where_it_was_told(tmp_path: Path) -> None:
-    port = str(free_port("127.0.0.1", f"on-premise-{os.getpid()}"))
+    port = str(free_port())
     run_dir = tmp_path / "run"
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "DBA3C_ARGS": ARGS}
     environ["RUN_DIR"] = str(run_dir)

@@ -24,6 +24,7 @@ from launch.cli.configuration import fit_config
 from launch.cli.options import parse_train
 from launch.cli.runs import run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
+from launch.local import resources
 from param_servers.errors import ConfigError, RunBroken
 from tests.waiting import wait_until
 
@@ -273,7 +274,7 @@ def test_a_node_that_is_slow_in_the_precision_of_its_chief_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch_rank, "role_processes", crash)
-    monkeypatch.setattr(launch_rank, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(resources, "multiplies_bfloat16", lambda: False)
     config = TrainConfig(network=NetworkConfig(precision="bfloat16"))
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
     with RunFolder.create(tmp_path / "run", config.to_json(), launch_id="17-0-0") as folder:

@@ -125,9 +125,7 @@ def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_game
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     incarnations: list[int] = []
-    monkeypatch.setattr(
-        role, "play_where_it_can_listen", lambda name, process, job: incarnations.append(process.incarnation)
-    )
+    monkeypatch.setattr(role, "play", lambda name, process: incarnations.append(process.incarnation))
     monkeypatch.setattr(role, "exit_with_parent", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     words = ["--run-dir", str(run_dir), "--role", "actor", "--rank", "4"]

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import param_servers
-from launch.cluster.network import free_port
 from param_servers import ExchangeConfig, FlatLayout, OptimizerConfig, RunStopped, connect, serve
 from param_servers.benchmarks.exchange import main
 from param_servers.checkpoint.files import find_newest, load_checkpoint
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = itertools.count()
@@ -26,7 +26,7 @@ ADDRESSES = itertools.count()
 
 def free_address() -> tuple[str, int]:
     # below those that connections are given
-    return "127.0.0.1", free_port("127.0.0.1", f"examples-{os.getpid()}-{next(ADDRESSES)}")
+    return "127.0.0.1", free_port()
 
 
 @pytest.mark.slow

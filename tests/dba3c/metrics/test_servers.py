@@ -13,8 +13,8 @@ import urllib.request
 import pytest
 
 from dba3c.metrics.monitor import export
-from launch.cluster.network import free_port
 from tests.dba3c.metrics.test_clients import check_mlflow
+from tests.ports import free_port
 
 START_TIMEOUT_S = 90.0
 
@@ -51,7 +51,7 @@ def test_a_real_mlflow_server_gets_the_whole_run(make_up_run, tmp_path, monkeypa
 
     run, url = (
         make_up_run(seconds=30, noted="as many lines as events"),
-        f"http://127.0.0.1:{free_port('127.0.0.1', f'mlflow-{os.getpid()}')}",
+        f"http://127.0.0.1:{free_port()}",
     )
     store = ["--backend-store-uri", f"sqlite:///{tmp_path}/store.db", "--artifacts-destination", str(tmp_path / "a")]
     where = ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--workers", "1"]
