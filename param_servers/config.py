@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -326,6 +326,18 @@ class ExchangeConfig:
     def has_servers(self) -> bool:
         """Whether gradients go through parameter servers."""
         return self.exchange in ("servers", "async")
+
+    def of_servers(self) -> "ExchangeConfig":
+        """These settings where parameter servers are started by hand; `local`, the default, then means `servers`.
+
+        Raises:
+            ConfigError: another exchange was chosen, whose backup workers or sums would not be there.
+        """
+        if self.exchange == "local":
+            return replace(self, exchange="servers")
+        if not self.has_servers:
+            raise ConfigError(f"parameter servers are of exchange servers or async, got {self.exchange}")
+        return self
 
     @property
     def gradients_per_step(self) -> int:
