@@ -1,4 +1,6 @@
 import math
+import os
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -19,6 +21,7 @@ from param_servers.allreduce.exchange import (
     read_rows,
     write_rows,
 )
+from param_servers.allreduce.mpi_horovod import HorovodCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
@@ -96,6 +99,17 @@ def test_a_rank_whose_first_gradient_comes_late_is_waited_for_as_long_as_for_the
         return train(worker, collective.rank, 1).step, collective.patience_s
 
     assert run_ranks(2, body, step_timeout_s=2, join_timeout_s=30) == [(1, 2), (1, 2)]
+
+
+def test_horovod_which_asks_once_waits_as_long_as_the_first_sum_may_take(monkeypatch):
+    horovod = SimpleNamespace(init=lambda: None, rank=lambda: 0, size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=horovod))
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    monkeypatch.setattr(os, "environ", {})
+    config = ExchangeConfig(exchange="allreduce", collective_backend="horovod", num_workers=2)
+    patience_s = HorovodCollective(config).patience_s
+    assert int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) == patience_s == config.timeouts.first_sum_s
+    assert int(os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"]) == 30  # it warns as soon as a step is late
 
 
 def test_a_rank_0_that_leaves_unasked_with_nobody_left_writes_a_checkpoint(run_ranks, tmp_path):
