@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import gc
 import math
 import os
 import signal
@@ -45,6 +46,17 @@ def test_pulled_parameters_stay_constant_until_the_next_pull():
     local.push(GRADIENTS[0], 0, 5)
     assert torch.equal(pulled.parameters, before)
     assert not torch.equal(local.pull().parameters, before)
+
+
+def test_checkpoints_cost_a_process_alone_no_further_copy_of_its_parameters(tmp_path):
+    def copies(**options):
+        layout = FlatLayout.of({"weight": (12347,)})  # a length that nothing else has
+        local = LocalExchange(layout=layout, initial_parameters=torch.zeros(12347), optimizer_config=CONFIG, **options)
+        held = sum(type(each) is torch.Tensor and each.shape == (12347,) for each in gc.get_objects())
+        local.close()
+        return held
+
+    assert copies(checkpoint_dir=tmp_path) == copies() > 2
 
 
 def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answered():
