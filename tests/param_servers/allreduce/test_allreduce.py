@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import PrefixStore
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import (
@@ -311,47 +310,6 @@ def test_a_rank_whose_rank_0_publishes_no_address_does_not_wait_for_ever(board):
         TorchCollective.join(
             1, config, secret=b"0123456789abcdef", publish=board.publisher(1), resolve=lambda rank: None
         )
-
-
-def joining(board, rank, results, size=2):
-    """Rank `rank` joins in a thread of its own."""
-
-    def join():
-        try:
-            results[rank] = TorchCollective.join(
-                rank,
-                ExchangeConfig(exchange="allreduce", num_workers=size, step_timeout_s=20, join_timeout_s=60),
-                secret=b"0123456789abcdef",
-                publish=board.publisher(rank),
-                resolve=board.resolve,
-            )
-        except Exception as error:
-            results[rank] = error
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    return thread
-
-
-def test_ranks_that_were_shown_different_cards_say_so_instead_of_training(board, monkeypatch):
-    results, get = {}, PrefixStore.get
-
-    def forged(store, key):  # as if the stranger wrote between two looks, which cannot be timed from outside
-        card = get(store, key)
-        return (
-            card + b"0"
-            if key == "here/1"
-            and threading.current_thread() is not first_get.setdefault("thread", threading.current_thread())
-            else card
-        )
-
-    first_get = {}
-    monkeypatch.setattr(PrefixStore, "get", forged)
-    for thread in [joining(board, rank, results) for rank in range(2)]:
-        thread.join(40)
-    assert set(results) == {0, 1}
-    for error in results.values():
-        assert isinstance(error, RunBroken) and "have met others than" in str(error)
 
 
 def test_store_and_group_listen_on_the_chosen_address_only(run_ranks):
