@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_named_and_renamed_where_a_run_goes_on_from_the_
     (tmp_path / "step-5" / "shard-0-of-1.safetensors").write_bytes(b"torn")
     assert exchange(checkpoint_dir=tmp_path, on_event=told.append).pull().step == 2
     assert [event["event"] for event in told] == ["checkpoint_skipped", "restored"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-5.damaged-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-5.aside-1"]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_told_with_what_is_lost(tmp_path):
