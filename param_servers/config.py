@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -158,7 +158,7 @@ def _text(number: float) -> str:
     return repr(number).removesuffix(".0")
 
 
-OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
+OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum"]
 ClipRule = Literal["global", "average_per_tensor", "none"]
 ExchangeName = Literal["local", "servers", "async", "allreduce", "majority"]
 CollectiveBackend = Literal["torch", "horovod", "mpi"]
@@ -180,11 +180,11 @@ class OptimizerConfig:
     beta2: float = option(0.999, least=0, below=1, optimizer="adam")
     """adam: decay of the mean of squared gradients."""
 
-    epsilon: float = option(1e-5, above=0, below=math.inf, optimizer="adam rmsprop adagrad adadelta")
-    """adam, rmsprop, adagrad, adadelta: added to the denominator."""
+    epsilon: float = option(1e-5, above=0, below=math.inf, optimizer="adam rmsprop")
+    """adam, rmsprop: added to the denominator."""
 
-    decay: float = option(0.99, least=0, below=1, optimizer="rmsprop adadelta")
-    """rmsprop (alpha), adadelta (rho): decay of the mean of squared gradients."""
+    decay: float = option(0.99, least=0, below=1, optimizer="rmsprop")
+    """rmsprop (alpha): decay of the mean of squared gradients."""
 
     momentum_coefficient: float = option(0.9, least=0, below=1, optimizer="momentum")
     """momentum: decay of the sum of gradients."""
@@ -326,6 +326,18 @@ class ExchangeConfig:
     def has_servers(self) -> bool:
         """Whether gradients go through parameter servers."""
         return self.exchange in ("servers", "async")
+
+    def of_servers(self) -> "ExchangeConfig":
+        """These settings where parameter servers are started by hand; `local`, the default, then means `servers`.
+
+        Raises:
+            ConfigError: another exchange was chosen, whose backup workers or sums would not be there.
+        """
+        if self.exchange == "local":
+            return replace(self, exchange="servers")
+        if not self.has_servers:
+            raise ConfigError(f"parameter servers are of exchange servers or async, got {self.exchange}")
+        return self
 
     @property
     def gradients_per_step(self) -> int:

@@ -60,7 +60,7 @@ class Replica:
         self._pulled = self.shard.parameters.clone()
         self._checkpoints: Checkpoints | None = None
         if self._directory is not None:
-            self._checkpoints = Checkpoints(self._directory, self._plan, 0, initial_parameters)
+            self._checkpoints = Checkpoints(self._directory, self._plan, 0)
         self._saved = self._safe = self.step
         """The step of the newest checkpoint that was begun, and of the newest that is there."""
         self._failure = ""

@@ -168,7 +168,7 @@ def _run_of(
     module: nn.Module, address: Address | Sequence[Address], config: ExchangeConfig | None
 ) -> tuple[list[Address], ExchangeConfig, ShardPlan]:
     addresses = cast(list[Address], [address] if isinstance(address[0], str) else list(address))
-    config = replace(config or ExchangeConfig(exchange="servers"), num_servers=len(addresses))
+    config = replace((config or ExchangeConfig()).of_servers(), num_servers=len(addresses))
     if config.sharding != "even_bytes":
         raise ConfigError(
             f"sharding {config.sharding} puts tensors into another order than module.parameters(), in which gradients "
@@ -201,9 +201,11 @@ def run_on_one_machine(
         plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
 
     Raises:
+        ConfigError: the exchange has no servers.
         RunBroken: a server or all workers failed (their processes have printed why); or a server did not end when it
             should have, or a worker did not: these are named and killed.
     """
+    exchange_config = exchange_config.of_servers()
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
     host = listen_address(exchange_config.listen_host, exchange_config.interface)
     ports = context.Array("i", exchange_config.num_servers, lock=False)  # who is killed must not keep a lock
@@ -286,8 +288,7 @@ def train_on_one_machine(
         optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
         data_points: samples in one batch; learning-rate schedules and `should_stop` count them.
 
-    Raises:
-        RunBroken: see `run_on_one_machine`.
+    Raises: as `run_on_one_machine`.
     """
     plan = plan_shards(FlatLayout.of_module(model), exchange_config.num_servers, exchange_config.sharding)
     layout = plan.layout

@@ -87,7 +87,7 @@ class Timeouts:
         """For a server whose link broke: server 0 may notice the loss later, and then waits."""
         self.first_sum_s = max(self.join_s, self.step_s, self.disk_s) + MARGIN_S
         """A rank: for the others until the first step of an all-reduce. Rank 0 may be reading a checkpoint, others may
-        wait for their actors or fill their replay."""
+        wait for their actors or fill their replay. Over Horovod, which is told once, for them in any step."""
         self.chief_silence_s = 2 * self.step_s
         """For a word of server 0, or of the chief."""
         self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + self.disk_s + MARGIN_S

@@ -9,34 +9,26 @@ carriers are those of `mpi_horovod`.
 **torch.distributed neither authenticates nor encrypts** (PyTorch's SECURITY.md): whoever can reach the store's port can
 list its keys, read, change and delete them, and whoever is on the path of the tensors can read and change those. The
 name under which keys are kept is no secret. What is done: store and Gloo listen on one chosen address only, by default
-loopback; each rank proves to the others in the new group, by the run's secret, who it is and whom it has met; and a key
-that vanishes or a rank that disagrees ends the ranks at once with a line that says so. Choose an interface on a network
-that you trust, or parameter servers, whose links are authenticated.
+loopback. Choose an interface on a network that you trust, or parameter servers, whose links are authenticated.
 """
 
 import hashlib
 import hmac
-import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.config import ExchangeConfig
-from param_servers.errors import PeerLost, RunBroken, first_line
+from param_servers.errors import PeerLost, first_line
 from param_servers.exchange import Publish, Resolve
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S, within
 from param_servers.wire.tcp_sockets import listen_address
-
-TAMPERED = "somebody else writes in the store where ranks meet: keep its port from whoever is not of the run"
-_PROOF = struct.Struct("<4q")
 
 
 class Collective(Protocol):
@@ -122,28 +114,16 @@ class TorchCollective:
     Args:
         store: see `host_store`.
         config: where to listen for the other ranks' tensors, and how long a call, and here the others, may take.
-        secret: the run's, which each rank proves to the others to know.
         generation: from 1 on, of a majority's groups, which use the same store: the chief calls for them when all are
             there, and after a failure knows who is lost.
 
     Raises:
         PeerLost: not all ranks came; the message names them.
-        RunBroken: they do not agree on what they wrote for each other.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        store: Any,
-        config: ExchangeConfig,
-        secret: bytes,
-        generation: int = 0,
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: Any, config: ExchangeConfig, generation: int = 0) -> None:
         self.rank, self.size, self.lost, self.patience_s = rank, size, set[int](), config.step_timeout_s
-        self._store, self._secret, self._config = PrefixStore(f"group/{generation}", store), secret, config
-        self._card = secrets.token_hex(16)
-        """What this rank shows the others: a number of which a proof is used once."""
+        self._store, self._config = PrefixStore(f"group/{generation}", store), config
         self._roll_call_s = 0.0 if generation else min(ROLL_CALL_S, config.step_timeout_s)
         join_timeout_s = config.step_timeout_s if generation else config.join_timeout_s
         if missing := self._missing("here", join_timeout_s):
@@ -156,30 +136,12 @@ class TorchCollective:
             raise PeerLost(describe_lost((), size, first_line(error))) from error
 
     def _build(self) -> dist.ProcessGroupGloo:
-        # Each rank has answered the roll call with its card.
-        cards = [self._store.get(key).decode("ascii", "replace") for key in self._keys("here")]
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         host = listen_address(self._config.listen_host, self._config.interface)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=self._config.step_timeout_s)
         options._threads = 1
-        group = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
-        self._check_peers(group, cards)
-        return group
-
-    def _check_peers(self, group: Any, cards: list[str]) -> None:
-        """In the first sum each rank proves that it knows the secret, and has met the same ranks."""
-        proofs = torch.tensor([self._proof(rank, cards) for rank in range(self.size)], device="cpu")
-        table = torch.zeros_like(proofs)
-        table[self.rank] = proofs[self.rank]
-        group.allreduce([table]).wait()
-        odd = (table != proofs).any(dim=1).nonzero().flatten().tolist()
-        if odd:
-            raise RunBroken(f"ranks {odd} of {self.size} have met others than rank {self.rank} has: {TAMPERED}")
-
-    def _proof(self, rank: int, cards: list[str]) -> tuple[int, ...]:
-        said = f"rank {rank} of {self.size} has met\n" + "\n".join(cards)
-        return _PROOF.unpack(hmac.new(self._secret, said.encode(), hashlib.sha256).digest())
+        return dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
 
     @classmethod
     def join(
@@ -193,7 +155,7 @@ class TorchCollective:
             publish(address, port)
         else:
             store = reach_store(*wait_for_address(resolve, 0, timeout_s), secret, timeout_s)
-        return cls(rank, config.num_workers, store, config, secret)
+        return cls(rank, config.num_workers, store, config)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         options = dist.AllreduceOptions()
@@ -229,15 +191,12 @@ class TorchCollective:
         except TimeoutError:
             return {0} - {self.rank}  # it holds the store, which takes questions and answers none: it is stopped
 
-    def _keys(self, call: str) -> list[str]:
-        return [f"{call}/{rank}" for rank in range(self.size)]
-
     def _call_roll(self, call: str, timeout_s: float) -> set[int]:
-        keys = dict(enumerate(self._keys(call)))
+        keys = {rank: f"{call}/{rank}" for rank in range(self.size)}
         missing = {0}  # should the store be gone before it is asked: rank 0 held it
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._store.set(keys[self.rank], self._card)
+            self._store.set(keys[self.rank], "")
             late = False
             while (missing := {rank for rank, key in keys.items() if not self._store.check([key])}) and not late:
                 time.sleep(0.01)

@@ -102,9 +102,11 @@ class HorovodCollective:
     """
 
     def __init__(self, config: ExchangeConfig) -> None:
-        # Horovod reads these once, when it starts. Without them it would wait for a silent rank for ever.
+        # Horovod reads these once, when it starts. Without them it would wait for a silent rank for ever; with a later
+        # step's patience it would end a run in which a rank reads a checkpoint, or fills its replay, before the first.
+        patience_s = config.timeouts.first_sum_s
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(config.step_timeout_s // 2))))
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(config.step_timeout_s))))
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(patience_s))))
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, int(config.join_timeout_s))))
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")  # milliseconds; the default of 1 is added to every step
         try:
@@ -115,7 +117,7 @@ class HorovodCollective:
             ) from error
         self._hvd = hvd
         self.rank, self.size, self.lost = 0, 0, set[int]()
-        self.patience_s = config.step_timeout_s  # once and for all, above
+        self.patience_s = patience_s  # once and for all, above
         self._guarded(hvd.init)
         self.rank, self.size = hvd.rank(), hvd.size()
 

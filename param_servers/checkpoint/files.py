@@ -13,8 +13,8 @@ deleted, and whoever publishes sweeps the rest before the next one is written: e
 Torn is what is there and not as its manifest says. What the file system does not let us read (a stale handle of NFS, a
 missing permission) is not torn: it is tried again for a few seconds and then refused, as is a folder in which
 checkpoints are and none is whole. Nobody who reads changes anything. A run that goes on from an earlier checkpoint
-renames the later ones, `step-12.damaged-1` or `step-12.undone-1`, for people to look at and delete; and only whole
-checkpoints are ever deleted, when enough newer ones are there.
+renames the later ones, whether they are damaged or of steps that were undone, to `step-12.aside-1`, for people to look
+at and delete. Old ones are deleted when enough newer ones are there.
 """
 
 import contextlib
@@ -161,7 +161,10 @@ def _sweep(directory: Path, step: int, term: int, keep: int) -> None:
     A later one, which is torn, counts for nothing."""
     older = [path for saved, path in _found(directory) if saved < step]
     for old in older[: max(0, len(older) + 1 - keep)]:
-        _delete_if_whole(old)
+        half_gone = old.with_name(f"{old.name}.term-0.tmp")  # a later `publish` sweeps it where this one is cut off
+        with contextlib.suppress(OSError):
+            os.rename(old, half_gone)
+        shutil.rmtree(half_gone, ignore_errors=True)
     sweep_unfinished(directory, step, term)
 
 
@@ -184,29 +187,9 @@ def set_aside_after(directory: Path, step: int) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    try:
-        _check(path)
-        what = "undone"
-    except (CheckpointError, OSError):
-        what = "damaged"
-    names = (path.with_name(f"{path.name}.{what}-{number}") for number in itertools.count(1))
+    names = (path.with_name(f"{path.name}.aside-{number}") for number in itertools.count(1))
     os.rename(path, next(name for name in names if not name.exists()))
     _sync(path.parent)
-
-
-def _delete_if_whole(path: Path) -> None:
-    """What is not is renamed; what cannot be read stays. The checkpoint just written is safe whatever happens here."""
-    try:
-        _check(path)
-    except CheckpointError:
-        _set_aside(path)
-    except OSError:
-        return
-    else:
-        half_gone = path.with_name(f"{path.name}.term-0.tmp")  # a later `publish` sweeps it where this one is cut off
-        with contextlib.suppress(OSError):
-            os.rename(path, half_gone)
-        shutil.rmtree(half_gone, ignore_errors=True)
 
 
 def patiently(read: Callable[[], T], path: Path) -> T:

@@ -36,13 +36,16 @@ class Checkpoints:
 
     Args:
         directory: None: nothing is written, and only the initial parameters can be loaded.
-        initial: [P] float32, parameters of step 0, in the order of `plan`.
+        initial: [P] float32, parameters of step 0, in the order of `plan`; None, of who never goes back to them: a copy
+            is kept.
     """
 
-    def __init__(self, directory: str | Path | None, plan: ShardPlan, shard: int, initial: Tensor) -> None:
+    def __init__(
+        self, directory: str | Path | None, plan: ShardPlan, shard: int, initial: Tensor | None = None
+    ) -> None:
         self.directory = None if directory is None else Path(directory).absolute()
         self._plan, self._shard = plan, shard
-        self._initial = initial[plan.slice_of(shard)].clone()
+        self._initial = None if initial is None else initial[plan.slice_of(shard)].clone()
         self._thread = LeavableThread(f"checkpoints-{shard}")
         self._pending: list[tuple[Future[Any], Callable[[Future[Any]], None]]] = []
         """What the thread was given, and what to call from `poll` when it is done; that may raise what ends the run."""
@@ -156,7 +159,7 @@ class Checkpoints:
     def _load(self, step: int) -> tuple[Tensor, State | None]:
         path = self.directory / f"step-{step}" if self.directory is not None else None
         if path is None or not patiently(path.is_dir, path):
-            if step == 0:
+            if step == 0 and self._initial is not None:
                 return self._initial, None
             raise CheckpointError(f"server {self._shard} cannot find checkpoint step-{step} in {self.directory}")
         return load_checkpoint(path).slice_for(self._plan, self._shard)

@@ -16,8 +16,9 @@ from param_servers.servers.step_commits import Commit, Expel, Note, StepCommits,
 from param_servers.wire.handshake import Hello, Lives, Role
 from param_servers.wire.messages import Row
 
-MOST_FORMATIONS = 20
-"""Groups formed in a row without one committed step between; then the run is broken."""
+MOST_BROKEN = 20
+"""Groups in a row that broke without one committed step; then the run is broken. One that made room for a rank that
+came did not break."""
 
 
 class LeaveGroup(NamedTuple):
@@ -60,7 +61,8 @@ class MajorityCoordinator:
         """(step, data points) of the ranks that have answered since all gather."""
         self._steps: StepCommits | None = None
         """Of this generation, while running."""
-        self._fruitless = 0
+        self._broke, self._fruitless = False, 0
+        """Whether the newest group broke, and how many in a row did without a step."""
         self._wait(now_s, self._timeouts.join_s)
 
     def _wait(self, now_s: float, patience_s: float) -> None:
@@ -95,7 +97,7 @@ class MajorityCoordinator:
         self._remove(rank)
         note = Note("left", f"rank {rank} left: {reason}")
         if lost:
-            return [note, *self._gather(f"rank {rank} is lost", now_s)]
+            return [note, *self._gather(f"rank {rank} is lost", now_s, broke=True)]
         return [note, *(self._form_when_complete(now_s) if self.generation else [])]
 
     def stands(self, rank: int, generation: int, step: int, data_points: int, now_s: float) -> list[MajorityDecision]:
@@ -105,20 +107,22 @@ class MajorityCoordinator:
             return []
         decisions: list[MajorityDecision] = []
         if self.phase != "gathering":
-            decisions = self._gather(f"rank {rank} {'came' if newcomer else 'found its group broken'}", now_s)
+            why = "came" if newcomer else "found its group broken"
+            decisions = self._gather(f"rank {rank} {why}", now_s, broke=not newcomer)
         self._standing[rank] = (step, data_points)
         return decisions + self._form_when_complete(now_s)
 
     def _remove(self, rank: int) -> int:
         """A connected rank is gone; its incarnation. Should it come back before the next group, it is a newcomer."""
+        self._broke |= self.phase == "gathering"
         self.members.discard(rank)
         self._standing.pop(rank, None)
         return self.connected.pop(rank)
 
     # -- gathering and forming -----------------------------------------------------------------------------------
 
-    def _gather(self, why: str, now_s: float) -> list[MajorityDecision]:
-        self.phase, self._steps = "gathering", None
+    def _gather(self, why: str, now_s: float, broke: bool) -> list[MajorityDecision]:
+        self.phase, self._steps, self._broke = "gathering", None, broke
         self._standing.clear()
         self._wait(now_s, self._timeouts.group_s)
         return [Note("regrouping", f"{why}; the others form a new group"), LeaveGroup()]
@@ -133,13 +137,13 @@ class MajorityCoordinator:
         """A group of all ranks that answered, at the step of the one that is furthest (the lowest of them). `why`: who
         did not answer."""
         config, members, wanted = self._config, sorted(self._standing), self._config.gradients_per_step
-        self._fruitless += 1
+        self._fruitless += bool(self.generation and self._broke)
         short = len(members) < wanted
         too_few = f"{len(members)} ranks are left for {wanted} gradients{why and f': {why}'}"
         if len(members) < config.min_workers:
             return self.stop(f"{too_few} (min_workers {config.min_workers})", failed=True)
-        if self._fruitless > MOST_FORMATIONS:
-            return self.stop(f"{MOST_FORMATIONS} groups broke one after the other without a step", failed=True)
+        if self._fruitless >= MOST_BROKEN:
+            return self.stop(f"{MOST_BROKEN} groups broke one after the other without a step", failed=True)
         source = max(members, key=lambda rank: (self._standing[rank][0], -rank))
         self.generation += 1
         self.phase, self.members = "running", set(members)
@@ -178,7 +182,7 @@ class MajorityCoordinator:
         late = [each for each in self._steps.expel_the_late(reason) if isinstance(each, Expel)]
         for expel in late:
             self._remove(expel.worker)
-        return [*late, *self._gather("a step did not end in time", now_s)]
+        return [*late, *self._gather("a step did not end in time", now_s, broke=True)]
 
     def _go_on_without_the_silent(self, now_s: float) -> list[MajorityDecision]:
         expected = set(self.connected) if self.generation else set(range(self._config.num_workers))

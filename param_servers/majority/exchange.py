@@ -308,10 +308,10 @@ class MajorityExchange:
             self.replica.set_aside_later()
 
     def _build_group(self, store_port: int) -> TorchCollective:
-        config, secret, place = self._config, self._secret, self._members.index(self.rank)
+        config, place = self._config, self._members.index(self.rank)
         if self._store is None:
-            self._store = reach_store(self._chief_host, store_port, secret, config.timeouts.step_s)
-        return TorchCollective(place, len(self._members), self._store, config, secret, self._generation)
+            self._store = reach_store(self._chief_host, store_port, self._secret, config.timeouts.step_s)
+        return TorchCollective(place, len(self._members), self._store, config, self._generation)
 
     def _leave_group(self) -> None:
         self._close_group()

@@ -4,7 +4,8 @@
     {"kind": "rollback", "life": 0, "term": 2, "step": 5, "data_points": 960}
 
 `members` are (worker, incarnation, sequence), unique in one life of the run: a run that is resumed goes on in the same
-file under the next life. Whoever kept the gradients can repeat the run over all its lives: see `replay`.
+file under the next life. Whoever kept the gradients can repeat the run over all its lives in one process: each commit
+of `history` is a `Shard.apply` of its members' gradients, in ascending order.
 """
 
 import json
@@ -12,17 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from param_servers.config import OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.line_file import LineFile, whole_lines
-from param_servers.servers.shard import Shard
 from param_servers.servers.step_commits import Commit
-
-GradientOf = Callable[[int, int, int, int], Tensor]
-"""(life, worker, incarnation, sequence) -> gradient [P] float32."""
 
 
 class AuditLog:
@@ -90,28 +83,3 @@ def history(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         elif line["kind"] == "commit":
             commits.append(line)
     return commits
-
-
-def replay(
-    initial: Tensor, config: OptimizerConfig, lines: Iterable[dict[str, Any]], gradient_of: GradientOf
-) -> Tensor:
-    """Repeat a run in one process: the parameters [P] after the logged commits, bit-equal to the servers'.
-
-    Args:
-        initial: [P] float32, the parameters at step 0.
-        config: the run's optimizer.
-        lines: of the audit log, from step 0 on, over all lives of the run.
-        gradient_of: the recorded gradients.
-
-    Raises:
-        ParamServersError: a commit is missing (the disk was full).
-    """
-    whole = Shard(initial, config)
-    with torch.no_grad():
-        for step, commit in enumerate(history(lines)):
-            if commit["step"] != step:
-                raise ParamServersError(f"the log goes on with step {commit['step']} where step {step} should be")
-            life = commit.get("life", 0)
-            gradients = [gradient_of(life, *member) for member in sorted(commit["members"])]
-            whole.apply(gradients, commit["learning_rate"])
-    return whole.parameters

@@ -64,8 +64,8 @@ class ParameterServer:
         hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.
 
     Raises:
-        ConfigError: there is no such shard, the parameters are not of this layout, the secret is too short, or
-            `listen_host` is no address that others could dial.
+        ConfigError: there is no such shard, the exchange has no servers, the parameters are not of this layout, the
+            secret is too short, or `listen_host` is no address that others could dial.
         CheckpointError: there are checkpoints and none is whole.
         CheckpointUnreadable: the file system does not let them be read.
     """
@@ -97,7 +97,7 @@ class ParameterServer:
         if not 0 <= incarnation <= MOST_INCARNATION:
             raise ConfigError(f"a server's incarnation is 0 to {MOST_INCARNATION}, got {incarnation}")
         plan.layout.check(initial_parameters)
-        exchange, timeouts = exchange_config, exchange_config.timeouts
+        exchange, timeouts = exchange_config.of_servers(), exchange_config.timeouts
         self.shard, self._plan, self._incarnation = shard, plan, incarnation
         self._address = listen_address(exchange.listen_host, exchange.interface), exchange.port
         self._listens_on = self._address

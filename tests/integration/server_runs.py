@@ -25,9 +25,10 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.servers.audit import history, read_audit, replay
+from param_servers.servers.audit import history, read_audit
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
+from tests.param_servers.servers.replay import replay
 
 SECRET = b"of this test run" * 2
 PATIENCE_S = 60.0

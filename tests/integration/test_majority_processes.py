@@ -19,8 +19,9 @@ from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
 from param_servers.majority.exchange import MajorityExchange
-from param_servers.servers.audit import history, read_audit, replay
+from param_servers.servers.audit import history, read_audit
 from tests.integration.allreduce_rank import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
+from tests.param_servers.servers.replay import replay
 
 _FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 60.0

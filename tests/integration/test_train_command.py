@@ -170,7 +170,7 @@ def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path
     assert "this run had finished: " in output and "; it trains on until it does so anew" in output
     told = [r["message"] for r in run.records("server", 0) if r["kind"] == "event"]
     assert any(newest.name in message for message in told)
-    assert (folder / "checkpoints" / f"{newest.name}.damaged-1").is_dir()
+    assert (folder / "checkpoints" / f"{newest.name}.aside-1").is_dir()
 
 
 def test_checkpoints_that_no_resume_could_use_are_refused_and_kept(

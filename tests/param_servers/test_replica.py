@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import gc
 import math
 import os
 import signal
@@ -45,6 +46,17 @@ def test_pulled_parameters_stay_constant_until_the_next_pull():
     local.push(GRADIENTS[0], 0, 5)
     assert torch.equal(pulled.parameters, before)
     assert not torch.equal(local.pull().parameters, before)
+
+
+def test_checkpoints_cost_a_process_alone_no_further_copy_of_its_parameters(tmp_path):
+    def copies(**options):
+        layout = FlatLayout.of({"weight": (12347,)})  # a length that nothing else has
+        local = LocalExchange(layout=layout, initial_parameters=torch.zeros(12347), optimizer_config=CONFIG, **options)
+        held = sum(type(each) is torch.Tensor and each.shape == (12347,) for each in gc.get_objects())
+        local.close()
+        return held
+
+    assert copies(checkpoint_dir=tmp_path) == copies() > 2
 
 
 def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answered():
@@ -173,7 +185,7 @@ def test_a_damaged_checkpoint_is_named_and_renamed_where_a_run_goes_on_from_the_
     (tmp_path / "step-5" / "shard-0-of-1.safetensors").write_bytes(b"torn")
     assert exchange(checkpoint_dir=tmp_path, on_event=told.append).pull().step == 2
     assert [event["event"] for event in told] == ["checkpoint_skipped", "restored"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-5.damaged-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-5.aside-1"]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_told_with_what_is_lost(tmp_path):

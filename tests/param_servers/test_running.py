@@ -1,11 +1,13 @@
 """A module trained by processes of this machine takes the steps that one process would take."""
 
+import functools
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
+from typing import Literal
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken
 from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.running import connect, run_on_one_machine, train_on_one_machine
+from param_servers.running import connect, run_on_one_machine, serve, train_on_one_machine
+from param_servers.servers.server import ParameterServer
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 
@@ -133,6 +136,49 @@ def test_an_order_of_tensors_that_is_not_the_module_s_is_refused() -> None:
     config = ExchangeConfig(exchange="servers", sharding="greedy_by_tensor")
     with pytest.raises(ConfigError, match="sharding greedy_by_tensor puts tensors into another order"):
         connect(torch.nn.Linear(3, 1), ("127.0.0.1", 1), exchange_config=config, secret=bytes(32))
+
+
+@pytest.mark.parametrize("exchange", ["allreduce", "majority"])
+def test_servers_of_a_run_that_is_to_have_none_are_refused(exchange: Literal["allreduce", "majority"]) -> None:
+    config, model, optimizer = (
+        ExchangeConfig(exchange=exchange, num_workers=2),
+        torch.nn.Linear(3, 1),
+        OptimizerConfig(),
+    )
+    line = f"^parameter servers are of exchange servers or async, got {exchange}$"
+    with pytest.raises(ConfigError, match=line):
+        train_on_one_machine(model, loss, optimizer, config, data_points=1, should_stop=lambda step, data_points: "now")
+    for start in (connect, functools.partial(serve, optimizer_config=optimizer)):
+        with pytest.raises(ConfigError, match=line):
+            start(model, address=("127.0.0.1", 1), exchange_config=config, secret=bytes(32))
+    with pytest.raises(ConfigError, match=line):
+        one_server(config)
+
+
+def test_servers_of_default_settings_keep_the_checkpoint_to_which_they_may_have_to_go_back() -> None:
+    model = torch.nn.Linear(3, 1)
+    steps = train_on_one_machine(
+        model,
+        loss,
+        OptimizerConfig(),
+        ExchangeConfig(),
+        data_points=1,
+        should_stop=lambda step, _: "2" if step > 1 else None,
+    )
+    assert steps == 2
+    assert ExchangeConfig(keep_checkpoints=1).of_servers().checkpoints_kept == 2
+
+
+def one_server(config: ExchangeConfig) -> ParameterServer:
+    return ParameterServer(
+        shard=0,
+        plan=plan_shards(FlatLayout.of({"weight": (4,)}), 1),
+        initial_parameters=torch.zeros(4),
+        optimizer_config=OptimizerConfig(),
+        exchange_config=config,
+        resolve=lambda server: None,
+        secret=bytes(32),
+    )
 
 
 def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_failed_before() -> None:

@@ -196,7 +196,7 @@ def test_a_step_reached_again_replaces_its_checkpoint_which_is_kept(tmp_path: Pa
     tear(tmp_path / "step-3")
     save(tmp_path, plan, 3)
     assert find_newest(tmp_path) == tmp_path / "step-3"
-    assert names(tmp_path) == ["step-3", "step-3.damaged-1", "step-3.undone-1", "step-3.undone-2"]
+    assert names(tmp_path) == ["step-3", "step-3.aside-1", "step-3.aside-2", "step-3.aside-3"]
 
 
 def test_a_roll_back_renames_what_did_not_happen_and_what_is_damaged(tmp_path: Path) -> None:
@@ -206,17 +206,17 @@ def test_a_roll_back_renames_what_did_not_happen_and_what_is_damaged(tmp_path: P
     tear(tmp_path / "step-8")
     set_aside_after(tmp_path, 4)
     assert find_newest(tmp_path) == tmp_path / "step-4"
-    assert names(tmp_path) == ["step-2", "step-4", "step-6.undone-1", "step-8.damaged-1"]
-    assert load_checkpoint(tmp_path / "step-6.undone-1").step == 6
+    assert names(tmp_path) == ["step-2", "step-4", "step-6.aside-1", "step-8.aside-1"]
+    assert load_checkpoint(tmp_path / "step-6.aside-1").step == 6
 
 
-def test_old_ones_are_deleted_only_where_they_are_whole(tmp_path: Path) -> None:
+def test_old_ones_are_deleted_also_where_they_are_torn(tmp_path: Path) -> None:
     plan = plan_shards(LAYOUT, 1)
     for step in (2, 4):
         save(tmp_path, plan, step)
     tear(tmp_path / "step-2")
     save(tmp_path, plan, 6, keep=1)
-    assert names(tmp_path) == ["step-2.damaged-1", "step-6"]
+    assert names(tmp_path) == ["step-6"]
 
 
 def test_a_checkpoint_that_is_there_is_published_though_older_ones_cannot_be_listed(

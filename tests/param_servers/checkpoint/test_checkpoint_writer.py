@@ -50,7 +50,7 @@ def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(t
     )
     finish(checkpoints)
     assert checkpoints.newest(lambda line: None) == (2, 20, 1) and done == [[2.0] * 4]
-    assert load_checkpoint(tmp_path / "step-4.undone-1").step == 4
+    assert load_checkpoint(tmp_path / "step-4.aside-1").step == 4
     assert find_newest(tmp_path) == tmp_path / "step-2"
     checkpoints.close()
 

@@ -210,7 +210,7 @@ def test_what_a_rank_saves_when_the_next_rank_0_has_looked_is_gone_on_from_or_se
     (folder / "step-9").mkdir(parents=not can_be_read)
     run.start(1, checkpoint_dir=folder)
     assert run.ranks[1].pull().step == (3 if can_be_read else 1)
-    later = tmp_path / ("step-9.damaged-1" if can_be_read else "step-3.undone-1")
+    later = tmp_path / ("step-9.aside-1" if can_be_read else "step-3.aside-1")
     wait_until(later.is_dir, later.name)
     assert (folder / "step-9").is_dir() != can_be_read  # only rank 0 renames
     assert find_newest(tmp_path).name == ("step-3" if can_be_read else "step-1")

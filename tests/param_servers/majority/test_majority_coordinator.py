@@ -4,7 +4,7 @@ from typing import Any
 
 from param_servers.config import ExchangeConfig
 from param_servers.majority.coordinator import (
-    MOST_FORMATIONS,
+    MOST_BROKEN,
     FormGroup,
     LeaveGroup,
     MajorityCoordinator,
@@ -151,16 +151,46 @@ def test_with_too_few_ranks_the_run_ends() -> None:
 def test_groups_that_break_again_and_again_without_a_step_end_the_run() -> None:
     coordinator = running(1)
     decisions: list[MajorityDecision] = []
-    for _ in range(MOST_FORMATIONS):
+    for _ in range(MOST_BROKEN):
         assert only(decisions, Stop) == []
         decisions = coordinator.stands(0, coordinator.generation, 0, 0, 1.0)
     (stop,) = only(decisions, Stop)
-    assert stop.failed and f"{MOST_FORMATIONS} groups broke" in stop.reason
+    assert stop.failed and f"{MOST_BROKEN} groups broke" in stop.reason
+
+
+def test_ranks_that_come_back_one_by_one_before_the_first_gradient_break_no_group() -> None:
+    ranks = 2 * MOST_BROKEN
+    coordinator = running(ranks, num_gradients=ranks)
+    for rank in range(2, ranks):
+        coordinator.left(rank, "its node is gone", 1.0)
+    form(coordinator, 0, 1)
+    for rank in range(2, ranks):
+        coordinator.joined(rank, 1)
+        assert only(form(coordinator, rank, *range(rank)), FormGroup)
+    assert coordinator.phase == "running" and coordinator.members == {*range(ranks)}
+
+
+def test_a_rank_that_comes_and_is_lost_again_and_again_ends_a_run_that_makes_no_step() -> None:
+    coordinator = running(3)
+    for life in range(1, MOST_BROKEN + 1):
+        coordinator.left(2, "killed", 1.0)
+        assert only(form(coordinator, 0, 1), Stop) == [] or life == MOST_BROKEN
+        coordinator.joined(2, life)
+        form(coordinator, 2, 0, 1)
+    assert coordinator.phase == "stopped"
+
+    coordinator = running(3)
+    for life in range(1, MOST_BROKEN + 1):  # it is lost before the group is there
+        coordinator.joined(2, life)
+        form(coordinator, 2, 0)
+        coordinator.left(2, "killed", 1.0)
+        form(coordinator, 1)
+    assert coordinator.phase == "stopped"
 
 
 def test_a_committed_step_proves_that_groups_hold() -> None:
     coordinator = running(1)
-    for step in range(2 * MOST_FORMATIONS):
+    for step in range(2 * MOST_BROKEN):
         assert offer(coordinator, 0, step)
         form(coordinator, 0, step=step + 1)
     assert coordinator.phase == "running"

@@ -14,8 +14,9 @@ from param_servers import line_file
 from param_servers.config import OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.line_file import LineFile, cut_torn_tail
-from param_servers.servers.audit import AuditLog, history, read_audit, replay
+from param_servers.servers.audit import AuditLog, history, read_audit
 from param_servers.servers.shard import Shard
+from tests.param_servers.servers.replay import replay
 
 SGD = OptimizerConfig(optimizer="sgd")
 
