@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from dba3c.central.service import Batcher
-from dba3c.central.unrolls import batch_of
+from dba3c.central.unrolls import observations_of
 from dba3c.central.wire import CentralRole
 from dba3c.environments.protocol import Episode
 from param_servers.wire.frames import Message
@@ -164,10 +164,10 @@ def test_every_step_records_the_version_that_acted(stage: Callable[..., Stage]) 
         on.policy.version = 10 + sequence
         actor.say(0, sequence, float(sequence))
         on.until(lambda sequence=sequence: len(actor.answers) == sequence + 1)
-    batch = batch_of(on.service.store.take(1))
-    assert batch.versions[:, 0].tolist() == [10, 11, 12]
-    assert batch.behaviour_log_probs[:, 0].tolist() == [0, -1, -2]
-    assert batch.observation[:, 0, 0].tolist() == [0, 1, 2, 3]
+    (unroll,) = on.service.store.take(1)
+    assert unroll.versions.tolist() == [10, 11, 12]
+    assert unroll.log_probs[:, 0].tolist() == [0, -1, -2]
+    assert observations_of([unroll])[:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_the_end_of_the_run_is_told_to_every_actor(stage: Callable[..., Stage]) -> None:
