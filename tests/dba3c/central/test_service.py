@@ -182,9 +182,9 @@ def test_the_end_of_the_run_is_told_to_every_actor(stage: Callable[..., Stage]) 
 
 
 def batcher(target: int = 8, timeout_s: float = 0.010, groups: str = "abcd") -> Batcher[str]:
-    made: Batcher[str] = Batcher(target, timeout_s, absent_after_s=1.0)
+    made: Batcher[str] = Batcher(target, timeout_s)
     for group in groups:
-        made.join(group, 4, now_s=0.0)
+        made.join(group, 4)
     return made
 
 
@@ -213,13 +213,6 @@ def test_nothing_is_waited_for_when_nobody_is_left_who_could_come() -> None:
     assert list(made.take(0.0)) == ["a"]
 
 
-def test_a_frozen_group_is_waited_for_only_until_it_counts_as_absent() -> None:
-    made = batcher(target=100, timeout_s=0.5, groups="ab")
-    made.offer("a", 0.9)
-    assert made.wait_s(0.9) == pytest.approx(0.5)
-    assert list(made.take(1.0)) == ["a"]
-
-
 def test_whoever_dies_in_a_pending_batch_is_no_longer_part_of_it() -> None:
     made = batcher(target=8)
     made.offer("a", 0.0)
@@ -227,7 +220,7 @@ def test_whoever_dies_in_a_pending_batch_is_no_longer_part_of_it() -> None:
     assert made.queued == 0
     made.offer("b", 0.001)
     assert made.take(0.001) == {}
-    made.join("a", 4, 0.002)
+    made.join("a", 4)
     made.offer("a", 0.002)
     assert list(made.take(0.002)) == ["b", "a"]
 
