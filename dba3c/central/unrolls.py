@@ -47,15 +47,11 @@ class Unroll:
         self.shape, self.length, self.key = shape, length, key
         self.history = shape.frame_stack - 1
         rows = self.history + length + 1
-        memory = np.zeros((rows - 1) * shape.row_bytes + max(shape.row_bytes, shape.most_bytes), np.uint8)
-        self._bytes = memory.data
-        self._rows = memory[: rows * shape.row_bytes].reshape(rows, shape.row_bytes)
-        frames = self._rows[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
-        frames = frames.reshape(rows, shape.num_envs, *shape.frame_shape)
-        assert np.may_share_memory(frames, memory)  # a view: messages are received into it
-        self.frames = FrameRows(frames, shape.frame_stack)
-        self.rewards = self._rows[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
-        self.flags = self._rows[self.history :, shape.flags_at : shape.fixed_bytes]
+        memory = np.zeros((rows - 1) * shape.fixed_bytes + shape.most_bytes, np.uint8)
+        self._bytes = memory.data  # messages are received into it
+        self._rows = memory[: rows * shape.fixed_bytes].view(shape.fixed)
+        self.frames = FrameRows(self._rows["frames"], shape.frame_stack)
+        self.rewards, self.flags = self._rows["reward"][self.history :], self._rows["flags"][self.history :]
         self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)
         self.log_probs = np.zeros((length, shape.num_envs), np.float32)
         self.versions = np.zeros(length, np.int64)
@@ -82,7 +78,7 @@ class Unroll:
         return extras.episodes
 
     def _message(self, length: int) -> memoryview:
-        begin = (self.history + self.time) * self.shape.row_bytes
+        begin = (self.history + self.time) * self.shape.fixed_bytes
         return self._bytes[begin : begin + length]
 
     @property

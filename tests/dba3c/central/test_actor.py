@@ -125,8 +125,9 @@ def test_games_that_ended_with_an_unanswered_step_are_told_of_again_in_the_next_
     (group,) = make_groups(1)
 
     def told() -> list[Episode]:
-        message = np.frombuffer(group.message, np.uint8)
-        return unpack_extras(group.shape, message, message[group.shape.flags_at : group.shape.fixed_bytes]).episodes
+        message, shape = np.frombuffer(group.message, np.uint8), group.shape
+        (fixed,) = message[: shape.fixed_bytes].view(shape.fixed)
+        return unpack_extras(shape, message, fixed["flags"]).episodes
 
     while not (ended := group.step().episodes):
         assert group.steps < 500

@@ -123,7 +123,7 @@ def test_an_oversized_observation_ends_its_actors_link_and_nobody_elses(stage: C
     big, good = on.actor(0), on.actor(1)
     big.say(0, 0, 1.0, extra=bytes(10_000_000))
     on.until(lambda: bool(big.left))
-    assert ("left", "actor 0: an observation of 10000018 bytes, which should have 18") in on.events
+    assert ("left", "actor 0: an observation of 10000020 bytes, which should have 20") in on.events
     good.say(0, 0, 2.0)
     on.until(lambda: bool(good.answers))
     assert on.service.actors == {1}
