@@ -8,7 +8,6 @@ from dba3c.errors import UserError
 from param_servers.config import check_options, option
 
 Mode = Literal["worker", "central"]
-InferenceThread = Literal["shared", "own"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,6 @@ class CentralConfig:
 
     inference_timeout_ms: float = option(10.0, least=0, below=math.inf, mode="central")
     """central: longest wait of an observation for its batch to fill; a dead actor costs no more than this."""
-
-    inference_thread: InferenceThread = option("own", mode="central")
-    """central: own: actors are answered by a thread of its own, with its own copy of the network, while the other
-    learns; shared: one thread does both in turn, which is slower but acts with the newest weights."""
 
     def __post_init__(self) -> None:
         check_options(self, UserError)

@@ -225,8 +225,9 @@ RETIRED_OPTIONS = (
     ("exchange", "wire_dtype", "float32"),
     ("exchange", "when_workers_lost", "shrink"),
     *(("environment", f"dmlab_{name}", None) for name in ("level_cache", "dataset", "home")),
+    *(("central", "inference_thread", thread) for thread in ("own", "shared")),  # shared: the same, but slower
 )
-"""(group, option, value): what older run folders say that is no option any more, with the one value still meant."""
+"""(group, option, value): what older run folders say that is no option any more, with the values still meant."""
 
 
 def _require(condition: bool, message: str) -> None:

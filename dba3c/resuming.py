@@ -17,7 +17,7 @@ MAY_CHANGE = (
 """Options that a run may go on with other values of: when it ends, who watches it, on which machine it is played."""
 FOLLOWS_THE_MACHINE = (
     "envs_per_worker", "environment_processes",
-    "actors", "envs_per_actor", "actor_groups", "inference_batch", "inference_timeout_ms", "inference_thread",
+    "actors", "envs_per_actor", "actor_groups", "inference_batch", "inference_timeout_ms",
 )  # fmt: skip
 """Options of what a run is that follow, like some of `MAY_CHANGE`, from the cores or ranks it goes on with."""
 WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "central", "replay")

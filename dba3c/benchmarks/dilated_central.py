@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from dba3c.benchmarks.inference import GROUPS, BlankEnvironment, ZeroPolicy, shape_of
 from dba3c.central.actor import Actor, ActorGroup
-from dba3c.central.inference_thread import SharedThread
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore
 from dba3c.metrics.writer import Sections
@@ -29,6 +28,7 @@ CPU_S_PER_GB = 12.0
 """Both ends, the switch, and the learner's stacks of frames: seen here."""
 DILATIONS = (1, 2, 5, 10, 20, 40)
 PATIENCE_S = 300.0
+_NAP_S = 1.0
 _SIMULATED_UPDATES = 40
 _FRAME_BYTES = 84 * 84
 
@@ -153,23 +153,23 @@ class _Bench:
     def _learn(self) -> tuple[list[float], Load]:
         """When each update was done, from the end of the warm-up, and what the machine did meanwhile."""
         scene, costs, speed = self._scene, self._costs, self._scene.learner_cores
-        batcher: Batcher[Any] = Batcher(
-            scene.actors * scene.envs_per_actor // 2, self._dilation * INFERENCE_TIMEOUT_S, self._dilation
-        )
+        half = scene.actors * scene.envs_per_actor // 2
+        batcher: Batcher[Any] = Batcher(half, self._dilation * INFERENCE_TIMEOUT_S)
         policy = ZeroPolicy(lambda size: self._sleep(size * costs.inference_s / speed))
         store = UnrollStore(self._shape, scene.length_steps)
         service = InferenceService(self._secret, 0, policy, store, batcher, GROUPS)
-        serving, sections = SharedThread(service, range(scene.actors), PATIENCE_S), Sections()
         _, self._port.value = service.hub.listen(self._hosts.address(0), 0)
-        updated_s: list[float] = []
+        sections, updated_s = Sections(), list[float]()
         began: Snapshot | None = None
         while len(updated_s) < WARM_UP_UPDATES + self._updates:
-            if serving.collect(scene.actors * GROUPS, sections):
-                self._sleep(scene.points_per_update * (costs.inference_s + costs.learning_s) / speed)
-                updated_s.append(time.perf_counter())
+            while store.ready < scene.actors * GROUPS:  # in one thread; who asks for the result waits within bounds
+                service.turn(_NAP_S, sections)
+            store.take(scene.actors * GROUPS)
+            self._sleep(scene.points_per_update * (costs.inference_s + costs.learning_s) / speed)
+            updated_s.append(time.perf_counter())
             if began is None and len(updated_s) >= WARM_UP_UPDATES:
                 began = self.processes.snapshot()
         assert began is not None
         load = self.processes.snapshot() - began
-        serving.close("measured")
+        service.close("measured")
         return updated_s[WARM_UP_UPDATES - 1 :], load

@@ -1,11 +1,7 @@
-"""How inference and learning share a process: one thread that alternates, or a thread for each.
-
-Both give the learner the same three things: ``publish`` new parameters, ``collect`` complete unrolls, ``close``.
-"""
+"""How inference and learning share a process: a thread of its own, with its own copy of the network, answers the actors
+while the learner's computes gradients."""
 
 import threading
-import time
-from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
@@ -25,34 +21,54 @@ PATIENCE_S = 1.0
 _NAP_S = 0.05
 
 
-class Serving(ABC):
-    """What the learner asks.
+class Serving:
+    """What the learner asks of it: ``publish`` new parameters, ``collect`` complete unrolls, ``close``.
 
     Args:
         service: answers the actors.
         expected: ranks of the actors that should be here.
         timeout_s: longest wait for unrolls to grow: time that the learner spent elsewhere is no silence of its actors.
+        network: the learner's.
+        most_ready: complete unrolls that may wait for the learner; then actors wait too, so that lag stays bounded.
     """
 
-    def __init__(self, service: InferenceService, expected: range, timeout_s: float) -> None:
+    def __init__(
+        self, service: InferenceService, expected: range, timeout_s: float, network: FlatNetwork, most_ready: int
+    ) -> None:
         self.service, self._expected, self._timeout_s = service, expected, timeout_s
+        self._network, self._most_ready = network, most_ready
         self._waited_s, self._most_steps = 0.0, 0
         """Since there have been so many steps of unrolls, the most since the last batch."""
+        self.sections = Sections()
+        """Where the service's thread spends its time."""
+        self._weights: deque[tuple[Tensor, int]] = deque(maxlen=1)
+        """The newest that the service's thread has not taken; for both threads one operation at a time."""
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
 
-    @abstractmethod
     def publish(self, parameters: Tensor, step: int) -> None:
         """Actions and gradients come from these parameters [P] of version ``step`` from now on."""
+        self._network.load(parameters)
+        self._weights.append((parameters.clone(), step))  # the exchange's own buffer changes with its next pull
+        if self._thread.ident is None:
+            self._thread.start()
 
     def collect(self, count: int, sections: Sections) -> list[Unroll]:
         """``count`` complete unrolls, oldest first; [] when there are not so many within ``PATIENCE_S``.
 
         Raises PeerLost when for too long they have not grown: it names the actors that are missing. What a lost actor
-        had begun must be made good first: of those that are lost again and again no batch would ever be full.
+        had begun must be made good first: of those that are lost again and again no batch would ever be full. Raises
+        what broke in the service's thread.
         """
         self._wait_for(count, sections)
         if self.service.store.ready >= count:
             self._waited_s, self._most_steps = 0.0, 0
-            return self.service.store.take(count)
+            taken = self.service.store.take(count)
+            with self._changed:
+                self._changed.notify_all()
+            return taken
         if (steps := self.service.store.steps) > self._most_steps:
             self._waited_s, self._most_steps = 0.0, steps
             return []
@@ -64,70 +80,8 @@ class Serving(ABC):
         who = f"actors {', '.join(missing)} are missing" if missing else here
         raise PeerLost(f"no unroll has grown for {self._timeout_s:.0f} s: {who}")
 
-    @abstractmethod
     def _wait_for(self, count: int, sections: Sections) -> None:
         """Until there are ``count`` complete unrolls, but no longer than ``PATIENCE_S``."""
-
-    def thread_shares(self) -> dict[str, float]:
-        """Shares of a second thread's time since the last call, by their names in the registry; {} without one."""
-        return {}
-
-    def close(self, reason: str | None) -> None:
-        """Tell the actors that the run is over, or (None) let them look for this learner's next life.
-
-        Safe to call twice.
-        """
-        self.service.close(reason)
-
-
-class SharedThread(Serving):
-    """The service takes its turns while the learner waits for unrolls. Its policy must be the learner's agent."""
-
-    def publish(self, parameters: Tensor, step: int) -> None:
-        self.service.policy.load(parameters, step)
-
-    def _wait_for(self, count: int, sections: Sections) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while self.service.store.ready < count and (left_s := deadline_s - time.monotonic()) > 0:
-            self.service.turn(left_s, sections)
-
-
-class OwnThread(Serving):
-    """The service runs beside the learner, with a policy of its own.
-
-    Args:
-        service, expected, timeout_s: see ``Serving``.
-        network: the learner's.
-        most_ready: complete unrolls that may wait for the learner; then actors wait too, so that lag stays bounded.
-    """
-
-    def __init__(
-        self, service: InferenceService, expected: range, timeout_s: float, network: FlatNetwork, most_ready: int
-    ) -> None:
-        super().__init__(service, expected, timeout_s)
-        self._network, self._most_ready = network, most_ready
-        self.sections = Sections()
-        """Where the service's thread spends its time."""
-        self._weights: deque[tuple[Tensor, int]] = deque(maxlen=1)
-        """The newest that the service's thread has not taken; for both threads one operation at a time."""
-        self._changed = threading.Condition()
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
-
-    def publish(self, parameters: Tensor, step: int) -> None:
-        self._network.load(parameters)
-        self._weights.append((parameters.clone(), step))  # the exchange's own buffer changes with its next pull
-        if self._thread.ident is None:
-            self._thread.start()
-
-    def collect(self, count: int, sections: Sections) -> list[Unroll]:
-        taken = super().collect(count, sections)
-        with self._changed:
-            self._changed.notify_all()
-        return taken
-
-    def _wait_for(self, count: int, sections: Sections) -> None:
         store = self.service.store
         with self._changed, sections("waiting"):
             self._changed.wait_for(lambda: store.ready >= count or self._failure is not None, PATIENCE_S)
@@ -135,18 +89,23 @@ class OwnThread(Serving):
             raise self._failure
 
     def thread_shares(self) -> dict[str, float]:
+        """Shares of the service's thread's time since the last call, by their names in the registry."""
         spent_s = self.sections.take()
         total_s = sum(spent_s.values())
         return {f"inference_thread_{name}": s / total_s for name, s in spent_s.items()} if total_s else {}
 
     def close(self, reason: str | None) -> None:
+        """Tell the actors that the run is over, or (None) let them look for this learner's next life.
+
+        Safe to call twice.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(LAST_TURN_S)
         if not self._thread.is_alive():  # a hung call (a GPU's) is left behind; the end of the process closes the links
-            super().close(reason)
+            self.service.close(reason)
 
     def _serve(self) -> None:
         try:

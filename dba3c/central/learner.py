@@ -5,7 +5,7 @@ from dba3c.algorithms.config import REPLAYING
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.central.algorithm import Trainer
-from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
+from dba3c.central.inference_thread import Serving
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
@@ -114,13 +114,12 @@ def build_serving(
     """What answers the actors of learner ``process.rank``; its hub does not listen yet."""
     config, central, timeouts = process.config, process.config.central, process.config.exchange.timeouts
     actors = central.actors_of(process.rank, config.exchange.num_workers)
-    own = central.inference_thread == "own"
     half = max(1, len(actors) * central.envs_per_actor // 2)
     batcher: Batcher[GroupKey] = Batcher(central.inference_batch or half, central.inference_timeout_ms / 1000)
     service = InferenceService(
         process.secret,
         process.rank,
-        build_policy(config, build_model(config, spaces).network if own else network, spaces, seed),
+        build_policy(config, build_model(config, spaces).network, spaces, seed),
         UnrollStore(group_shape(config, spaces), central.unroll_length),
         batcher,
         central.actor_groups,
@@ -129,9 +128,7 @@ def build_serving(
         # the replay has places for the environments that were announced; V-trace takes whoever comes
         most_actors=central.actors if config.algorithm.algorithm == "r2d2" else MOST_ACTORS,
     )
-    if own:
-        return OwnThread(service, actors, timeouts.join_s, network, groups_per_batch)
-    return SharedThread(service, actors, timeouts.join_s)
+    return Serving(service, actors, timeouts.join_s, network, groups_per_batch)
 
 
 def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:

@@ -9,7 +9,8 @@ from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.model import Spaces
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
-from dba3c.central.unrolls import Unroll, batch_of
+from dba3c.central.unrolls import Unroll, observations_of, side_by_side
+from dba3c.central.wire import TERMINATED, VALID
 from dba3c.config import TrainConfig
 from dba3c.networks.sac_networks import ActionScaling
 from param_servers.exchange import Pull
@@ -42,20 +43,19 @@ class SacTrainer(Trainer):
         return self._debt.owes
 
     def take(self, unrolls: list[Unroll]) -> None:
-        batch = batch_of(unrolls)
-        observations = batch.observation.numpy()
-        steps = len(batch.rewards)
+        observations = observations_of(unrolls)
+        flags = side_by_side(unroll.flags[1:] for unroll in unrolls)
+        valid = flags & VALID != 0
         inserted = (
-            observations[:steps],
-            self._scaling.from_environment(batch.actions.numpy()),
-            batch.rewards.numpy(),
-            batch.terminated.numpy(),
+            observations[:-1],
+            self._scaling.from_environment(side_by_side(unroll.actions for unroll in unrolls)),
+            side_by_side(unroll.rewards[1:] for unroll in unrolls),
+            flags & TERMINATED != 0,
             observations[1:],
-            batch.valid.numpy(),
+            valid,
         )
-        for t in range(steps):
-            self._replay.insert(*(part[t] for part in inserted))
-        self._debt.gathered(batch.data_points)
+        self._replay.insert(*(part.reshape(-1, *part.shape[2:]) for part in inserted))
+        self._debt.gathered(int(valid.sum()))
 
     def update(self, pulled: Pull) -> Update:
         """See ``Trainer``. The target critics follow each committed step."""

@@ -6,8 +6,8 @@
     4. an actor leaves, freezes or breaks the rules: its groups are dropped, nobody waits.
 
 A batch is due when it has reached its target size, or its oldest observation has waited for the timeout, or when
-nobody is left who could still add to it. Whoever has been silent for long is not waited for: a dead or frozen actor
-makes batches smaller and blocks nobody.
+nobody is left who could still add to it: a dead actor makes batches smaller, a frozen one costs them the timeout at
+most, and neither blocks anybody.
 
 One thread owns all of this; it never blocks longer than it is told to.
 """
@@ -44,13 +44,11 @@ class Batcher(Generic[Key]):
     Args:
         target: environments that make a full batch.
         timeout_s: longest wait of an observation.
-        absent_after_s: a group that was answered longer ago than this is not expected.
     """
 
-    def __init__(self, target: int, timeout_s: float, absent_after_s: float = 1.0) -> None:
-        self.target, self.timeout_s, self.absent_after_s = target, timeout_s, absent_after_s
+    def __init__(self, target: int, timeout_s: float) -> None:
+        self.target, self.timeout_s = target, timeout_s
         self._sizes: dict[Key, int] = {}
-        self._answered_s: dict[Key, float] = {}
         self._waiting: dict[Key, float] = {}
         """Arrival of each unanswered observation, oldest first."""
         self.queued = 0
@@ -61,17 +59,16 @@ class Batcher(Generic[Key]):
         """Environments of all groups that have joined."""
         return sum(self._sizes.values())
 
-    def join(self, key: Key, size: int, now_s: float) -> None:
+    def join(self, key: Key, size: int) -> None:
         """A group of ``size`` environments appeared; a second time it begins anew."""
         self.leave(key)
-        self._sizes[key], self._answered_s[key] = size, now_s
+        self._sizes[key] = size
 
     def leave(self, key: Key) -> None:
         """A group is gone, with what it had in the batch. Harmless when it never was there."""
         if self._waiting.pop(key, None) is not None:
             self.queued -= self._sizes[key]
         self._sizes.pop(key, None)
-        self._answered_s.pop(key, None)
 
     def offer(self, key: Key, now_s: float) -> None:
         """An observation of a joined group is here. Raises KeyError for a stranger, ValueError for a second one."""
@@ -88,7 +85,7 @@ class Batcher(Generic[Key]):
         """Seconds until a batch is due even if nothing more arrives; None when nothing waits."""
         if not self._waiting:
             return None
-        if self.queued >= self.target or not self._expects_more(now_s):
+        if self.queued >= self.target or len(self._waiting) == len(self._sizes):
             return 0.0
         oldest_s = next(iter(self._waiting.values()))
         return max(0.0, oldest_s + self.timeout_s - now_s)
@@ -98,16 +95,9 @@ class Batcher(Generic[Key]):
         if self.wait_s(now_s) != 0.0:
             return {}
         taken = {key: now_s - arrived_s for key, arrived_s in self._waiting.items()}
-        for key in taken:
-            self._answered_s[key] = now_s
         self._waiting.clear()
         self.queued = 0
         return taken
-
-    def _expects_more(self, now_s: float) -> bool:
-        """Whether a group that is not in the batch was answered lately."""
-        since_s = now_s - self.absent_after_s
-        return any(answered > since_s for key, answered in self._answered_s.items() if key not in self._waiting)
 
 
 class InferenceReport:
@@ -241,12 +231,12 @@ class InferenceService:
     def _welcome(self, hello: Hello) -> None:
         self._incarnations[hello.rank] = hello.incarnation
         self.actors.add(hello.rank)
-        now_s, size = time.monotonic(), self.store.shape.num_envs
+        size = self.store.shape.num_envs
         for key in self._keys(hello.rank):
             first = (key.actor * self._groups_per_actor + key.group) * size
             group = self._groups[key] = _Group(self.policy.initial_state(size), np.arange(first, first + size))
             self.store.begin(key, group.state)
-            self._batcher.join(key, size, now_s)
+            self._batcher.join(key, size)
         self.hub.expect(hello.peer, HEADER_BYTES + self.store.shape.fixed_bytes)  # one wake-up for a whole message
         self._on_event("joined", f"actor {hello.rank} (incarnation {hello.incarnation})")
 

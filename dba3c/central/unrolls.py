@@ -1,4 +1,4 @@
-"""Unrolls: what groups of environments showed and did for T steps, kept as it arrived, and batches made of them.
+"""Unrolls: what groups of environments showed and did for T steps, kept as it arrived.
 
 Legend: T unroll length, B environments of a group, N environments of a batch, K frames in a stack, H = K − 1, C
 channels of a frame, R rows in time order.
@@ -13,15 +13,14 @@ Only the newest frame travels, and each is stored once: stacks are rebuilt from 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dba3c.algorithms.frame_rows import FrameRows, Whole
-from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, first_of, unpack_extras
+from dba3c.central.wire import WHOLE, GroupShape, unpack_extras
 from dba3c.environments.protocol import Episode
 from dba3c.networks import State
 
@@ -48,15 +47,11 @@ class Unroll:
         self.shape, self.length, self.key = shape, length, key
         self.history = shape.frame_stack - 1
         rows = self.history + length + 1
-        memory = np.zeros((rows - 1) * shape.row_bytes + max(shape.row_bytes, shape.most_bytes), np.uint8)
-        self._bytes = memory.data
-        self._rows = memory[: rows * shape.row_bytes].reshape(rows, shape.row_bytes)
-        frames = self._rows[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
-        frames = frames.reshape(rows, shape.num_envs, *shape.frame_shape)
-        assert np.may_share_memory(frames, memory)  # a view: messages are received into it
-        self.frames = FrameRows(frames, shape.frame_stack)
-        self.rewards = self._rows[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
-        self.flags = self._rows[self.history :, shape.flags_at : shape.fixed_bytes]
+        memory = np.zeros((rows - 1) * shape.fixed_bytes + shape.most_bytes, np.uint8)
+        self._bytes = memory.data  # messages are received into it
+        self._rows = memory[: rows * shape.fixed_bytes].view(shape.fixed)
+        self.frames = FrameRows(self._rows["frames"], shape.frame_stack)
+        self.rewards, self.flags = self._rows["reward"][self.history :], self._rows["flags"][self.history :]
         self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)
         self.log_probs = np.zeros((length, shape.num_envs), np.float32)
         self.versions = np.zeros(length, np.int64)
@@ -83,7 +78,7 @@ class Unroll:
         return extras.episodes
 
     def _message(self, length: int) -> memoryview:
-        begin = (self.history + self.time) * self.shape.row_bytes
+        begin = (self.history + self.time) * self.shape.fixed_bytes
         return self._bytes[begin : begin + length]
 
     @property
@@ -164,71 +159,20 @@ class UnrollStore:
         return [self._complete.popleft() for _ in range(count)]
 
 
-@dataclass(frozen=True)
-class UnrollBatch:
-    """Complete unrolls side by side, as the loss reads them."""
-
-    observation: Tensor
-    """[T + 1, N, ...] uint8 or float32, stacked."""
-    actions: Tensor
-    """[T, N] int64, or [T, N, D]."""
-    rewards: Tensor
-    """[T, N] float32."""
-    terminated: Tensor
-    """[T, N] bool."""
-    truncated: Tensor
-    """[T, N] bool."""
-    valid: Tensor
-    """[T, N] bool."""
-    first: Tensor
-    """[T + 1, N] bool: observations that begin an episode; ``initial_state`` is fresh already where row 0 says so."""
-    behaviour_log_probs: Tensor
-    """[T, N] float32, log μ(a|x) of the policy that acted."""
-    versions: np.ndarray
-    """[T, groups] int64: the weights that acted."""
-    initial_state: State
-    """Recurrent state [N, ...] at observation 0."""
-
-    @property
-    def data_points(self) -> int:
-        """Transitions that train."""
-        return int(self.valid.sum())
-
-
-def batch_of(unrolls: list[Unroll]) -> UnrollBatch:
-    """Complete unrolls of equal shape as one batch; copies, so that their memory may be used again."""
+def observations_of(unrolls: list[Unroll]) -> np.ndarray:
+    """[T + 1, N, ...] uint8 or float32, stacked, of complete unrolls of equal shape side by side."""
     shape, length = unrolls[0].shape, unrolls[0].length
     size = shape.num_envs
-    observation = np.empty((length + 1, size * len(unrolls), *shape.observation_shape), shape.dtype)
+    observations = np.empty((length + 1, size * len(unrolls), *shape.observation_shape), shape.dtype)
     for i, unroll in enumerate(unrolls):
         for t in range(length + 1):
-            unroll.frames.stacks_into(unroll.history + t, observation[t, i * size : (i + 1) * size])
-    flags = np.concatenate([unroll.flags[1:] for unroll in unrolls], axis=1)
-    _keep_for_this_stream(unrolls)
-    return UnrollBatch(
-        observation=torch.from_numpy(observation),
-        actions=_joined([unroll.actions for unroll in unrolls]),
-        rewards=_joined([unroll.rewards[1:] for unroll in unrolls]),
-        terminated=torch.from_numpy(flags & TERMINATED != 0),
-        truncated=torch.from_numpy(flags & TRUNCATED != 0),
-        valid=torch.from_numpy(flags & VALID != 0),
-        first=torch.from_numpy(np.concatenate([first_of(unroll.flags) for unroll in unrolls], axis=1)),
-        behaviour_log_probs=_joined([unroll.log_probs for unroll in unrolls]),
-        versions=np.stack([unroll.versions for unroll in unrolls], axis=1),
-        initial_state=tuple(torch.cat(parts) for parts in zip(*(u.initial_state for u in unrolls), strict=True)),
-    )
+            unroll.frames.stacks_into(unroll.history + t, observations[t, i * size : (i + 1) * size])
+    return observations
 
 
-def _keep_for_this_stream(unrolls: list[Unroll]) -> None:
-    """On a GPU, states come from the inference thread's stream: their memory is not free before this one has read."""
-    for unroll in unrolls:
-        for part in unroll.initial_state:
-            if part.is_cuda:
-                part.record_stream(torch.cuda.current_stream(part.device))  # type: ignore[no-untyped-call]
-
-
-def _joined(parts: list[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts, axis=1))
+def side_by_side(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """What groups have [T, B, ...], as a batch's [T, N, ...]."""
+    return np.concatenate(list(parts), axis=1)
 
 
 def stack_states(states: list[State]) -> State:

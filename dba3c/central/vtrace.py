@@ -4,11 +4,14 @@ Legend: T unroll length, N environments of a batch.
 """
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.rollout import Rollout
 from dba3c.central.algorithm import Trainer, Update
-from dba3c.central.unrolls import Unroll, UnrollBatch, batch_of
+from dba3c.central.unrolls import Unroll, observations_of, side_by_side, stack_states
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
 from param_servers.config import parse_schedule
@@ -22,44 +25,56 @@ class ActorCriticTrainer(Trainer):
         self.groups_per_batch = config.central.groups_per_batch
         self._agent = agent
         self._entropy_cost = parse_schedule(config.algorithm.entropy_cost)
-        self._batch: UnrollBatch | None = None
+        self._unrolls: list[Unroll] = []
 
     @property
     def owes(self) -> bool:
-        return self._batch is not None
+        return bool(self._unrolls)
 
     def take(self, unrolls: list[Unroll]) -> None:
-        self._batch = batch_of(unrolls)
+        self._unrolls = unrolls
 
     def update(self, pulled: Pull) -> Update:
-        batch, self._batch = self._batch, None
-        assert batch is not None
+        unrolls, self._unrolls = self._unrolls, []
         cost = self._entropy_cost(pulled.data_points)
-        rollout = rollout_of(self._agent, batch)
-        gradient, numbers = self._agent.gradient(
-            rollout, entropy_cost=cost, behaviour_log_probs=batch.behaviour_log_probs
-        )
+        rollout = rollout_of(self._agent, unrolls)
+        log_probs = torch.from_numpy(side_by_side(unroll.log_probs for unroll in unrolls))
+        gradient, numbers = self._agent.gradient(rollout, entropy_cost=cost, behaviour_log_probs=log_probs)
         numbers |= {"entropy_cost": cost, "reward_mean": rollout.reward_mean}
-        return Update(gradient, batch.data_points, numbers | policy_lag(batch.versions, pulled.step))
+        versions = np.stack([unroll.versions for unroll in unrolls], axis=1)
+        return Update(gradient, rollout.data_points, numbers | policy_lag(versions, pulled.step))
 
 
-def rollout_of(agent: Agent, batch: UnrollBatch) -> Rollout:
+def rollout_of(agent: Agent, unrolls: list[Unroll]) -> Rollout:
     """What the agent thinks now, with graph, of what was observed then: the rollout [T, N] that the loss reads."""
-    length, device = len(batch.rewards), agent.device
-    state = tuple(part.to(device) for part in batch.initial_state)
-    output = agent.network.unroll(batch.observation.to(device), state, batch.first.to(device))
+
+    def moved(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(agent.device)
+
+    flags = moved(side_by_side(unroll.flags for unroll in unrolls))
+    _keep_for_this_stream(unrolls)
+    state = tuple(part.to(agent.device) for part in stack_states([unroll.initial_state for unroll in unrolls]))
+    output = agent.network.unroll(moved(observations_of(unrolls)), state, flags & WHOLE != 0)
     return Rollout(
-        policy_logits=output.policy_logits[:length],
-        values=output.value[:length],
-        actions=batch.actions.to(device),
-        rewards=batch.rewards.to(device),
-        terminated=batch.terminated.to(device),
-        truncated=batch.truncated.to(device),
-        valid=batch.valid.to(device),
-        bootstrap_value=output.value[length].detach(),
+        policy_logits=output.policy_logits[:-1],
+        values=output.value[:-1],
+        actions=moved(side_by_side(unroll.actions for unroll in unrolls)),
+        rewards=moved(side_by_side(unroll.rewards[1:] for unroll in unrolls)),
+        terminated=flags[1:] & TERMINATED != 0,
+        truncated=flags[1:] & TRUNCATED != 0,
+        valid=flags[1:] & VALID != 0,
+        bootstrap_value=output.value[-1].detach(),
         experience=Experience(),  # its actors have counted it
         episodes=[],
     )
+
+
+def _keep_for_this_stream(unrolls: list[Unroll]) -> None:
+    """On a GPU, states come from the inference thread's stream: their memory is not free before this one has read."""
+    for unroll in unrolls:
+        for part in unroll.initial_state:
+            if part.is_cuda:
+                part.record_stream(torch.cuda.current_stream(part.device))  # type: ignore[no-untyped-call]
 
 
 def policy_lag(versions: np.ndarray, step: int) -> dict[str, float]:

@@ -13,7 +13,9 @@ Legend: B environments of the group, K frames in a stack, R rows whose whole sta
     reward    [B] float32           training view
     flags     [B] uint8             TERMINATED | TRUNCATED | VALID | WHOLE
     older     [R, K − 1, *frame]    of the rows marked WHOLE, in order: the frames before the newest one, oldest first
-    episodes  E × 24 bytes          score, length, environment, how it ended
+    episodes  E × 24 bytes          score, length, how it ended, environment
+
+The first three are one record, padded so that each number lies where it may, in the next message's place, too.
 
 A row is WHOLE when its observation begins something: a link, or a game (not a life, after which the game goes on). Only
 there it is not the last one shifted by one frame, so whatever a console puts behind a game's first frame (zeros,
@@ -24,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -43,8 +44,7 @@ from param_servers.wire.handshake import ROLES
 from param_servers.wire.messages import FIRST_FREE, KINDS
 
 TERMINATED, TRUNCATED, VALID, WHOLE = 1, 2, 4, 8
-_EPISODE = struct.Struct("<dqiBB2x")
-_ALIGNMENT = 64
+_EPISODE = np.dtype({"names": Episode._fields, "formats": ["f8", "i8", "?", "?", "i4"]}, align=True)
 
 
 class CentralKind(IntEnum):
@@ -97,36 +97,25 @@ class GroupShape:
         return (self.observation_shape[0] // self.frame_stack, *self.observation_shape[1:])
 
     @cached_property
-    def frame_bytes(self) -> int:
-        return math.prod(self.frame_shape) * np.dtype(self.dtype).itemsize
-
-    @cached_property
-    def reward_at(self) -> int:
-        """Where rewards begin: frames of odd sizes are padded, so that float32 lies where it may."""
-        return -(-self.num_envs * self.frame_bytes // 4) * 4
-
-    @cached_property
-    def flags_at(self) -> int:
-        return self.reward_at + 4 * self.num_envs
+    def fixed(self) -> np.dtype[np.void]:
+        """The record with which every message begins: frames, reward, flags."""
+        each = (self.num_envs,)
+        formats = [(self.dtype, each + self.frame_shape), ("float32", each), ("uint8", each)]
+        return np.dtype({"names": ["frames", "reward", "flags"], "formats": formats}, align=True)
 
     @cached_property
     def fixed_bytes(self) -> int:
         """Bytes of a message in which nothing began and nothing ended."""
-        return self.flags_at + self.num_envs
+        return self.fixed.itemsize
 
     @cached_property
     def older_bytes(self) -> int:
-        return (self.frame_stack - 1) * self.frame_bytes
+        return (self.frame_stack - 1) * math.prod(self.frame_shape) * np.dtype(self.dtype).itemsize
 
     @cached_property
     def most_bytes(self) -> int:
         """Bytes of the longest message: every row whole, every episode finished."""
-        return self.fixed_bytes + self.num_envs * (self.older_bytes + _EPISODE.size)
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Bytes that a learner keeps of one message, so that the next one is aligned."""
-        return -(-self.fixed_bytes // _ALIGNMENT) * _ALIGNMENT
+        return self.fixed_bytes + self.num_envs * (self.older_bytes + _EPISODE.itemsize)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -171,23 +160,14 @@ def pack_step(
 
     observation [B, ...]; reward [B]; ends: terminated, truncated, valid, bool [B]; whole: bool [B].
     """
-    newest = shape.frame_shape[0]
-    frames = buffer[: shape.num_envs * shape.frame_bytes].view(shape.dtype)
-    np.copyto(frames.reshape(shape.num_envs, *shape.frame_shape), observation[:, -newest:])
-    buffer[shape.reward_at : shape.flags_at].view(np.float32)[:] = reward
-    terminated, truncated, valid = ends
-    flags = buffer[shape.flags_at : shape.fixed_bytes]
-    flags[:] = terminated * TERMINATED + truncated * TRUNCATED + valid * VALID + whole * WHOLE
-    at = shape.fixed_bytes
-    if shape.older_bytes:
-        older = np.ascontiguousarray(observation[whole, :-newest]).view(np.uint8).reshape(-1)
-        buffer[at : at + older.size] = older
-        at += older.size
-    for episode in episodes:
-        packed = _EPISODE.pack(episode.score, episode.length_steps, episode.environment, *episode[2:4])
-        buffer[at : at + _EPISODE.size] = np.frombuffer(packed, np.uint8)
-        at += _EPISODE.size
-    return at
+    newest, (terminated, truncated, valid) = shape.frame_shape[0], ends
+    (fixed,) = buffer[: shape.fixed_bytes].view(shape.fixed)
+    fixed["frames"], fixed["reward"] = observation[:, -newest:], reward
+    fixed["flags"] = terminated * TERMINATED + truncated * TRUNCATED + valid * VALID + whole * WHOLE
+    extras = observation[whole, :-newest].tobytes() + np.array(list(episodes), _EPISODE).tobytes()
+    length = shape.fixed_bytes + len(extras)
+    buffer.data[shape.fixed_bytes : length] = extras
+    return length
 
 
 def unpack_extras(shape: GroupShape, message: np.ndarray, flags: np.ndarray) -> Extras:
@@ -198,15 +178,10 @@ def unpack_extras(shape: GroupShape, message: np.ndarray, flags: np.ndarray) -> 
     """
     whole = np.flatnonzero(flags & WHOLE)
     at = shape.fixed_bytes + len(whole) * shape.older_bytes
-    count, rest = divmod(len(message) - at, _EPISODE.size)
+    count, rest = divmod(len(message) - at, _EPISODE.itemsize)
     if rest or not 0 <= count <= shape.num_envs:
         raise BadMessage(f"an observation of {len(message)} bytes with {len(whole)} whole rows, which need {at}")
-    older = np.empty((len(whole), 0), np.uint8)
-    if shape.older_bytes:
-        bytes_ = message[shape.fixed_bytes : at].tobytes()  # copied: alignment, and the message's place is reused
-        older = np.frombuffer(bytes_, shape.dtype).reshape(len(whole), shape.frame_stack - 1, *shape.frame_shape)
-    episodes = [
-        Episode(score, length_steps, bool(terminated), bool(truncated), environment)
-        for score, length_steps, environment, terminated, truncated in _EPISODE.iter_unpack(message[at:].tobytes())
-    ]
+    bytes_ = message[shape.fixed_bytes : at].tobytes()  # copied: alignment, and the message's place is reused
+    older = np.frombuffer(bytes_, shape.dtype).reshape(len(whole), shape.frame_stack - 1, *shape.frame_shape)
+    episodes = [Episode(*row) for row in np.frombuffer(message[at:].tobytes(), _EPISODE).tolist()]
     return Extras(whole, older, episodes)

@@ -14,14 +14,12 @@ making and closing wait without a bound, and it makes one more environment in th
 import contextlib
 import ctypes
 import json
-import math
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
@@ -38,10 +36,10 @@ from dba3c.environments.protocol import number
 from dba3c.environments.spaces import ActionCodec, CodedBox, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 from dba3c.own_code import ANYTHING, RaisedInProcess, one_line
+from param_servers.timeouts import NAP_S, AwakeClock
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
-_SECOND_LOOK_S = 1.0  # where this process was stopped while it waited, so was the environment's
 _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
 _PLAYED = struct.Struct("<dd???")  # reward, score_reward, whether that was given, terminated, truncated
@@ -63,8 +61,8 @@ class EnvironmentDied(RuntimeError):
 class ProcessEnv(gymnasium.Env[Any, Any]):
     """The worker's end. It starts the process and waits for it only when something is asked."""
 
-    _looked_again_s = -math.inf
-    """When the last second look began, of all: those that hang together share its time."""
+    _now_s = AwakeClock(2 * NAP_S).now_s
+    """Of all: while this process is stopped, so are theirs, and those that hang together share one timeout."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._timeout_s = config.environment_timeout_s
@@ -131,7 +129,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         return observation, _PLAYED.unpack_from(answer)
 
     def _ask(self, question: bytes) -> None:
-        self._unanswered, self._asked_s = self._unanswered + 1, time.monotonic()
+        self._unanswered, self._asked_s = self._unanswered + 1, self._now_s()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says that it died
             self._pipe.send_bytes(question)
 
@@ -140,7 +138,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         large answer, and who was in time can send the rest only while it is read, which may be after somebody else's.
         """
         try:
-            if not self._comes_until(self._asked_s + self._timeout_s) and not self._comes_at_second_look():
+            if not self._comes_in_time():
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
             message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
         except BlockingIOError:  # see `_bound_reads`
@@ -156,16 +154,12 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             raise UserError(line) if message[:1] == _USER_ERROR else RaisedInProcess(line)
         return message[1:]
 
-    def _comes_at_second_look(self) -> bool:
-        if ProcessEnv._looked_again_s < self._asked_s:
-            ProcessEnv._looked_again_s = time.monotonic()
-        came = self._comes_until(ProcessEnv._looked_again_s + _SECOND_LOOK_S)
-        if came:  # they had been stopped like this one: the next, behind it on the same core, has a look of its own
-            ProcessEnv._looked_again_s = -math.inf
-        return came
-
-    def _comes_until(self, deadline_s: float) -> bool:
-        return self._pipe.poll(max(deadline_s - time.monotonic(), 0.0))
+    def _comes_in_time(self) -> bool:
+        deadline_s = self._asked_s + self._timeout_s
+        while (left_s := deadline_s - self._now_s()) > 0:
+            if self._pipe.poll(min(left_s, NAP_S)):
+                return True
+        return self._pipe.poll(0.0)
 
 
 def _bound_reads(pipe: Connection, timeout_s: float) -> None:

@@ -28,7 +28,7 @@ SECTIONS = (
     "other",
 )
 INFERENCE_THREAD_SECTIONS = ("inference", "serving", "waiting", "holding")
-"""Of a learner's second thread (`--inference-thread own`), whose time is no part of the first one's."""
+"""Of a learner's second thread, whose time is no part of the first one's."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ CASES = {
         for precision in ("bfloat16", "float32")
     },
     "GPU, small, 320 samples": f"{CENTRAL} --unroll-length 10 --batch-unrolls 32 --device cuda --precision float32",
-    "GPU, small, one thread": f"{CENTRAL} {LONG} --device cuda --precision float32 --inference-thread shared",
     "CPU learner, small": f"{CENTRAL} {LONG} --precision bfloat16",
     **{
         f"{lanes} lane{'s' if lanes > 1 else ''}, {network}": LANES.format(lanes=lanes, envs=16 * lanes)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -13,6 +14,8 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from launch.cli.presets import PRESETS, preset
 from param_servers.config import ExchangeConfig
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -39,6 +42,8 @@ def test_a_run_folder_from_before_an_option_went_is_read_where_it_means_the_same
     tree["environment"]["atari_backend"] = "envpool"
     with pytest.raises(UserError, match="atari_backend"):
         TrainConfig.from_json(json.dumps(tree))
+    for folder in ("breakout_central", "games/Pong/seed-0"):  # one says `inference_thread` shared, the other own
+        TrainConfig.from_json((RESULTS / folder / "config.json").read_text(encoding="utf-8"))
 
 
 def test_a_value_of_the_wrong_type_is_one_line() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dba3c.algorithms.policies import Asked, Policy
 from dba3c.assembly.model import spaces_of
 from dba3c.central.actor import ActorGroup
-from dba3c.central.inference_thread import SharedThread
+from dba3c.central.inference_thread import Serving
 from dba3c.central.service import InferenceReport
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import first_of, group_shape
@@ -73,13 +74,17 @@ class InProcessService:
             group.environments.close()
 
 
-class InProcessServing(SharedThread):
-    """It serves in the learner's thread."""
+class InProcessServing(Serving):
+    """It serves in the learner's thread, with the learner's network."""
 
     service: Any
 
     def __init__(self, config: TrainConfig, policy: Policy) -> None:
-        super().__init__(InProcessService(config, policy), range(config.central.actors), 60.0)  # type: ignore[arg-type]
+        service: Any = InProcessService(config, policy)
+        super().__init__(service, range(config.central.actors), 60.0, None, 0)  # type: ignore[arg-type]
+
+    def publish(self, parameters: Tensor, step: int) -> None:
+        self.service.policy.load(parameters, step)
 
     def _wait_for(self, count: int, sections: Sections) -> None:
         while self.service.store.ready < count:

@@ -103,7 +103,7 @@ class Stage:
 
     def __init__(self, target: int, timeout_s: float) -> None:
         self.policy, self.events = CountingPolicy(), []
-        self.batcher: Batcher[GroupKey] = Batcher(target, timeout_s, absent_after_s=1e9)
+        self.batcher: Batcher[GroupKey] = Batcher(target, timeout_s)
         self.service = InferenceService(
             SECRET,
             0,

@@ -12,8 +12,8 @@ import pytest
 from dba3c.algorithms.policies import Asked, Decision
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
-from dba3c.central.unrolls import UnrollStore, batch_of
-from dba3c.central.wire import GroupShape, unpack_extras
+from dba3c.central.unrolls import UnrollStore, observations_of
+from dba3c.central.wire import TERMINATED, VALID, GroupShape, unpack_extras
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
@@ -95,13 +95,13 @@ def test_unrolls_of_an_actor_are_what_its_environments_did() -> None:
     twins = make_vector_environment(CARTPOLE, 2, 0)
     observation = twins.reset()
     for unroll in unrolls:
-        batch = batch_of([unroll])
+        observations = observations_of([unroll])
         for t in range(4):
-            assert np.array_equal(batch.observation[t].numpy(), observation)
+            assert np.array_equal(observations[t], observation)
             step = twins.step(np.ones(2, np.int64))
-            assert batch.rewards[t].tolist() == step.reward.tolist()
-            assert batch.terminated[t].tolist() == step.terminated.tolist()
-            assert batch.valid[t].tolist() == step.valid.tolist()
+            assert unroll.rewards[t + 1].tolist() == step.reward.tolist()
+            assert (unroll.flags[t + 1] & TERMINATED != 0).tolist() == step.terminated.tolist()
+            assert (unroll.flags[t + 1] & VALID != 0).tolist() == step.valid.tolist()
             observation = step.observation
 
 
@@ -125,8 +125,9 @@ def test_games_that_ended_with_an_unanswered_step_are_told_of_again_in_the_next_
     (group,) = make_groups(1)
 
     def told() -> list[Episode]:
-        message = np.frombuffer(group.message, np.uint8)
-        return unpack_extras(group.shape, message, message[group.shape.flags_at : group.shape.fixed_bytes]).episodes
+        message, shape = np.frombuffer(group.message, np.uint8), group.shape
+        (fixed,) = message[: shape.fixed_bytes].view(shape.fixed)
+        return unpack_extras(shape, message, fixed["flags"]).episodes
 
     while not (ended := group.step().episodes):
         assert group.steps < 500

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dba3c.central.inference_thread import PATIENCE_S, OwnThread, SharedThread
+from dba3c.central.inference_thread import PATIENCE_S, Serving
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 
@@ -70,21 +70,13 @@ class ScriptedNetwork:
         self.parameters = parameters.clone()
 
 
-def own_thread(service: Any, timeout_s: float = BOUND_S, most_ready: int = 3) -> OwnThread:
-    return OwnThread(service, range(3), timeout_s, ScriptedNetwork(), most_ready)  # type: ignore[arg-type]
+def serving_of(service: Any, timeout_s: float = BOUND_S, most_ready: int = 3) -> Serving:
+    return Serving(service, range(3), timeout_s, ScriptedNetwork(), most_ready)  # type: ignore[arg-type]
 
 
-def test_in_one_thread_the_service_turns_until_there_are_enough_unrolls() -> None:
+def test_the_service_runs_ahead_but_not_further_than_allowed() -> None:
     service: Any = ScriptedService()
-    serving = SharedThread(service, range(3), BOUND_S)
-    serving.publish(torch.ones(2), 7)
-    assert serving.collect(4, Sections()) == [1, 2, 3, 4]
-    assert (service.turns, service.policy.version) == (4, 7)
-
-
-def test_in_its_own_thread_the_service_runs_ahead_but_not_further_than_allowed() -> None:
-    service: Any = ScriptedService()
-    serving = own_thread(service)
+    serving = serving_of(service)
     serving.publish(torch.ones(2), 0)
     collected: list[Any] = []
     while len(collected) < 15:
@@ -97,7 +89,7 @@ def test_in_its_own_thread_the_service_runs_ahead_but_not_further_than_allowed()
 
 def test_published_weights_are_a_copy_that_the_exchange_may_overwrite() -> None:
     service: Any = ScriptedService()
-    serving, parameters = own_thread(service), torch.ones(2)
+    serving, parameters = serving_of(service), torch.ones(2)
     serving.publish(parameters, 5)
     parameters.fill_(9.0)
     deadline_s = time.monotonic() + BOUND_S
@@ -110,7 +102,7 @@ def test_published_weights_are_a_copy_that_the_exchange_may_overwrite() -> None:
 
 def test_weights_are_taken_between_whatever_two_instructions_of_the_services_thread_they_are_published() -> None:
     service: Any = ScriptedService()
-    serving, before = own_thread(service), sys.gettrace()
+    serving, before = serving_of(service), sys.gettrace()
     serving.publish(torch.ones(2), 0)
     serving.close(None)  # this thread takes its part, so that it can be stopped anywhere
     for version in range(1000):  # the first only begins to trace: Python 3.12 sees no instructions before
@@ -139,7 +131,7 @@ def test_weights_are_taken_between_whatever_two_instructions_of_the_services_thr
 
 
 def test_what_breaks_in_the_services_thread_is_raised_in_the_learners() -> None:
-    serving = own_thread(ScriptedService(breaks=True))
+    serving = serving_of(ScriptedService(breaks=True))
     serving.publish(torch.ones(2), 0)
     with pytest.raises(PeerLost, match="the link layer broke"):
         serving.collect(1, Sections())
@@ -147,7 +139,7 @@ def test_what_breaks_in_the_services_thread_is_raised_in_the_learners() -> None:
 
 
 def test_shares_of_the_second_thread_s_time_add_up_to_one_and_are_told_once() -> None:
-    serving = own_thread(ScriptedService())
+    serving = serving_of(ScriptedService())
     assert serving.thread_shares() == {}
     for section in ("inference", "serving", "waiting"):
         with serving.sections(section):
@@ -159,7 +151,7 @@ def test_shares_of_the_second_thread_s_time_add_up_to_one_and_are_told_once() ->
 
 
 def test_a_thread_that_waits_for_the_learner_says_so() -> None:
-    serving = own_thread(ScriptedService(), most_ready=1)
+    serving = serving_of(ScriptedService(), most_ready=1)
     serving.publish(torch.ones(2), 0)
     deadline_s = time.monotonic() + BOUND_S
     while "inference_thread_holding" not in serving.thread_shares():
@@ -168,22 +160,20 @@ def test_a_thread_that_waits_for_the_learner_says_so() -> None:
     serving.close(None)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
-    service: Any = ScriptedService(silent=True)
-    serving = own_thread(service, 0.1) if own else SharedThread(service, range(3), 0.1)
+def test_too_long_without_a_batch_names_the_missing_actors() -> None:
+    serving = serving_of(ScriptedService(silent=True), timeout_s=0.1)
     serving.publish(torch.ones(2), 0)
     with pytest.raises(PeerLost, match="actors 1 are missing"):
         serving.collect(1, Sections())
     serving.close(None)
 
 
-class Slow(SharedThread):
+class Slow(Serving):
     """Each wait for a batch ends with so many steps of unrolls, none of which is complete."""
 
     def __init__(self, steps: list[int], timeout_s: float) -> None:
         service: Any = ScriptedService()
-        super().__init__(service, range(0, 3, 2), timeout_s)
+        super().__init__(service, range(0, 3, 2), timeout_s, ScriptedNetwork(), 3)  # type: ignore[arg-type]
         self.steps = iter(steps)
 
     def _wait_for(self, count: int, sections: Sections) -> None:
@@ -208,7 +198,6 @@ def test_actors_that_are_lost_before_an_unroll_is_full_are_not_waited_for_for_ev
 
 def test_time_that_the_learner_spent_elsewhere_is_no_silence_of_its_actors(monkeypatch):
     """It may have waited for other learners' gradients as long as it waits for actors, and answered nobody."""
-    service: Any = ScriptedService(silent=True)
-    serving, now_s = SharedThread(service, range(3), 300.0), time.monotonic
+    serving, now_s = Slow([0], 300.0), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now_s() + 1000)
     assert serving.collect(1, Sections()) == []

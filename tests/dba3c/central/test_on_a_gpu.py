@@ -88,16 +88,15 @@ def test_atari_networks_decide_as_on_the_cpu() -> None:
         torch.testing.assert_close(answers[1], answers[0], rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("thread", ["own", "shared"])
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.timeout(180)
-def test_a_run_trains_and_its_agent_plays(name: str, thread: str, tmp_path: Path) -> None:
+def test_a_run_trains_and_its_agent_plays(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
     run = dba3c.train(
         config.environment.env_id,
         **{
             "mode": "central", "algorithm": config.algorithm.algorithm, "exchange": "local", "workers": 1,
-            "actors": 2, "envs_per_actor": 4, "device": "cuda", "inference_thread": thread, "run_dir": tmp_path / "run",
+            "actors": 2, "envs_per_actor": 4, "device": "cuda", "run_dir": tmp_path / "run",
             "total_frames": 2000, "track": (),
             **({"replay_start": 200, "replay_capacity": 1000} if "vtrace" not in name else {}),
             **({"network": config.network.network, "precision": "bfloat16"} if "vtrace" in name else {}),

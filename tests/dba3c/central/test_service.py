@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from dba3c.central.service import Batcher
-from dba3c.central.unrolls import batch_of
+from dba3c.central.unrolls import observations_of
 from dba3c.central.wire import CentralRole
 from dba3c.environments.protocol import Episode
 from param_servers.wire.frames import Message
@@ -123,7 +123,7 @@ def test_an_oversized_observation_ends_its_actors_link_and_nobody_elses(stage: C
     big, good = on.actor(0), on.actor(1)
     big.say(0, 0, 1.0, extra=bytes(10_000_000))
     on.until(lambda: bool(big.left))
-    assert ("left", "actor 0: an observation of 10000018 bytes, which should have 18") in on.events
+    assert ("left", "actor 0: an observation of 10000020 bytes, which should have 20") in on.events
     good.say(0, 0, 2.0)
     on.until(lambda: bool(good.answers))
     assert on.service.actors == {1}
@@ -164,10 +164,10 @@ def test_every_step_records_the_version_that_acted(stage: Callable[..., Stage]) 
         on.policy.version = 10 + sequence
         actor.say(0, sequence, float(sequence))
         on.until(lambda sequence=sequence: len(actor.answers) == sequence + 1)
-    batch = batch_of(on.service.store.take(1))
-    assert batch.versions[:, 0].tolist() == [10, 11, 12]
-    assert batch.behaviour_log_probs[:, 0].tolist() == [0, -1, -2]
-    assert batch.observation[:, 0, 0].tolist() == [0, 1, 2, 3]
+    (unroll,) = on.service.store.take(1)
+    assert unroll.versions.tolist() == [10, 11, 12]
+    assert unroll.log_probs[:, 0].tolist() == [0, -1, -2]
+    assert observations_of([unroll])[:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_the_end_of_the_run_is_told_to_every_actor(stage: Callable[..., Stage]) -> None:
@@ -182,9 +182,9 @@ def test_the_end_of_the_run_is_told_to_every_actor(stage: Callable[..., Stage]) 
 
 
 def batcher(target: int = 8, timeout_s: float = 0.010, groups: str = "abcd") -> Batcher[str]:
-    made: Batcher[str] = Batcher(target, timeout_s, absent_after_s=1.0)
+    made: Batcher[str] = Batcher(target, timeout_s)
     for group in groups:
-        made.join(group, 4, now_s=0.0)
+        made.join(group, 4)
     return made
 
 
@@ -213,13 +213,6 @@ def test_nothing_is_waited_for_when_nobody_is_left_who_could_come() -> None:
     assert list(made.take(0.0)) == ["a"]
 
 
-def test_a_frozen_group_is_waited_for_only_until_it_counts_as_absent() -> None:
-    made = batcher(target=100, timeout_s=0.5, groups="ab")
-    made.offer("a", 0.9)
-    assert made.wait_s(0.9) == pytest.approx(0.5)
-    assert list(made.take(1.0)) == ["a"]
-
-
 def test_whoever_dies_in_a_pending_batch_is_no_longer_part_of_it() -> None:
     made = batcher(target=8)
     made.offer("a", 0.0)
@@ -227,7 +220,7 @@ def test_whoever_dies_in_a_pending_batch_is_no_longer_part_of_it() -> None:
     assert made.queued == 0
     made.offer("b", 0.001)
     assert made.take(0.001) == {}
-    made.join("a", 4, 0.002)
+    made.join("a", 4)
     made.offer("a", 0.002)
     assert list(made.take(0.002)) == ["b", "a"]
 

@@ -16,9 +16,9 @@ from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
-from dba3c.central.unrolls import GroupKey, UnrollStore, batch_of
+from dba3c.central.unrolls import GroupKey, UnrollStore, observations_of, side_by_side
 from dba3c.central.vtrace import rollout_of
-from dba3c.central.wire import GroupShape, pack_step
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
@@ -50,11 +50,13 @@ def test_while_the_weights_are_those_that_acted_replaying_gives_the_probabilitie
     serving = InProcessServing(config, build_policy(config, agent, spaces_of(config), seed=3))
     resets = 0
     for _ in range(6):  # over unrolls' borders and episodes' ends
-        batch = batch_of(serving.collect(2, Sections()))
-        rollout = rollout_of(agent, batch)  # type: ignore[arg-type]
+        unrolls = serving.collect(2, Sections())
+        rollout = rollout_of(agent, unrolls)  # type: ignore[arg-type]
         log_probs = agent.policy(rollout.policy_logits).log_prob(rollout.actions)  # type: ignore[attr-defined]
-        torch.testing.assert_close(log_probs.detach(), batch.behaviour_log_probs, rtol=1e-4, atol=1e-5)
-        resets += int((~batch.valid & batch.first[1:]).sum())  # steps that led to a first observation
+        acted = torch.from_numpy(side_by_side(unroll.log_probs for unroll in unrolls))
+        torch.testing.assert_close(log_probs.detach(), acted, rtol=1e-4, atol=1e-5)
+        flags = side_by_side(unroll.flags[1:] for unroll in unrolls)
+        resets += int((first_of(flags) & (flags & VALID == 0)).sum())  # steps that led to a first observation
     assert resets > 0
     serving.close(None)
 
@@ -63,7 +65,6 @@ def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
     agent = build_model(CARTPOLE, spaces_of(CARTPOLE)).network
     serving = InProcessServing(CARTPOLE, build_policy(CARTPOLE, agent, spaces_of(CARTPOLE), seed=3))
     unrolls = serving.collect(2, Sections())
-    batch = batch_of(unrolls)
     newer = agent.layout.flatten(agent.network) + 0.05 * torch.randn(
         agent.layout.numel, generator=torch.Generator().manual_seed(0)
     )
@@ -74,24 +75,28 @@ def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
     assert trainer.owes
     update = trainer.update(Pull(newer, step=4, data_points=0))
     assert not trainer.owes
-    assert update.data_points == int(batch.valid.sum())
+    flags = side_by_side(unroll.flags[1:] for unroll in unrolls)
+    ended, cut, valid = (flags & bit != 0 for bit in (TERMINATED, TRUNCATED, VALID))
+    assert update.data_points == int(valid.sum())
     assert update.numbers["policy_lag_p50"] == 5  # weights of version −1 acted, those of step 4 learn
     gradient = update.gradient.clone()
 
-    logits, values = (part.unflatten(0, (7, 4)) for part in agent.network(batch.observation.flatten(0, 1))[:2])
+    seen = torch.from_numpy(observations_of(unrolls)).flatten(0, 1)
+    logits, values = (part.unflatten(0, (7, 4)) for part in agent.network(seen)[:2])
     log_pi = logits[:6].log_softmax(-1)
-    taken = log_pi.gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
-    ratio = (taken - batch.behaviour_log_probs).exp().clamp(max=1).detach().numpy() * batch.valid.numpy()
-    v, r = values.detach().numpy(), batch.rewards.numpy()
-    ended, valid = batch.terminated.numpy(), batch.valid.numpy()
+    actions = torch.from_numpy(side_by_side(unroll.actions for unroll in unrolls))
+    acted = torch.from_numpy(side_by_side(unroll.log_probs for unroll in unrolls))
+    taken = log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    ratio = (taken - acted).exp().clamp(max=1).detach().numpy() * valid
+    v, r = values.detach().numpy(), side_by_side(unroll.rewards[1:] for unroll in unrolls)
     correction, advantage = np.zeros((7, 4), np.float32), np.zeros((6, 4), np.float32)
     for t in reversed(range(6)):
         discount = 0.99 * ~ended[t]
-        trace = discount * (~batch.truncated[t].numpy() & valid[t])
+        trace = discount * (~cut[t] & valid[t])
         error = r[t] + discount * v[t + 1] - v[t]
         advantage[t] = ratio[t] * (error + trace * correction[t + 1])
         correction[t] = ratio[t] * error + trace * ratio[t] * correction[t + 1]
-    target, weight = torch.from_numpy(v[:6] + correction[:6]), batch.valid / batch.valid.sum()
+    target, weight = torch.from_numpy(v[:6] + correction[:6]), torch.from_numpy(valid / valid.sum(dtype=np.float32))
     entropy = -(log_pi.exp() * log_pi).sum(-1)
     loss = (-(taken * torch.from_numpy(advantage)) + 0.25 * (values[:6] - target).square() - 0.01 * entropy) * weight
     torch.testing.assert_close(gradient, agent.gradient_of(loss.sum()), rtol=1e-4, atol=1e-6)

@@ -8,8 +8,8 @@ import torch
 
 from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.central.actor import ActorGroup
-from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, batch_of
-from dba3c.central.wire import GroupShape, pack_step
+from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, observations_of, side_by_side
+from dba3c.central.wire import VALID, GroupShape, pack_step
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
@@ -69,15 +69,15 @@ def test_time_t_is_the_transition_from_observation_t_by_action_t_to_the_reward_o
     store = UnrollStore(SHAPE, T)
     store.begin(A, ())
     play(store, A, 0, 2 * T + 1)
-    first, second = (batch_of([unroll]) for unroll in store.take(2))
-    assert first.observation[:, 0, 0].tolist() == [0, 1, 2, 3]
+    first, second = store.take(2)
+    assert observations_of([first])[:, 0, 0].tolist() == [0, 1, 2, 3]
     assert first.actions[:, 0].tolist() == [0, 1, 2]
-    assert first.rewards[:, 0].tolist() == [10, 20, 30]
-    torch.testing.assert_close(first.behaviour_log_probs[:, 1], torch.tensor([0, -0.1, -0.2]))
-    assert first.versions[:, 0].tolist() == [0, 1, 2]
-    assert second.observation[:, 1, 0].tolist() == [3.5, 4.5, 5.5, 6.5]
+    assert first.rewards[1:, 0].tolist() == [10, 20, 30]
+    np.testing.assert_allclose(first.log_probs[:, 1], [0, -0.1, -0.2], rtol=1e-6)
+    assert first.versions.tolist() == [0, 1, 2]
+    assert observations_of([second])[:, 1, 0].tolist() == [3.5, 4.5, 5.5, 6.5]
     assert second.actions[:, 0].tolist() == [3, 4, 5]
-    assert second.rewards[:, 0].tolist() == [40, 50, 60]
+    assert second.rewards[1:, 0].tolist() == [40, 50, 60]
 
 
 def test_groups_are_apart_and_lie_side_by_side_in_a_batch() -> None:
@@ -86,10 +86,9 @@ def test_groups_are_apart_and_lie_side_by_side_in_a_batch() -> None:
     store.begin(B, ())
     play(store, A, 0, T + 1)
     play(store, B, 100, T + 1)
-    batch = batch_of(store.take(2))
-    assert batch.observation[0, :, 0].tolist() == [0, 0.5, 100, 100.5]
-    assert batch.data_points == T * 4
-    assert batch.versions.shape == (T, 2)
+    unrolls = store.take(2)
+    assert observations_of(unrolls)[0, :, 0].tolist() == [0, 0.5, 100, 100.5]
+    assert side_by_side(unroll.rewards for unroll in unrolls)[1].tolist() == [10, 10, 1010, 1010]
 
 
 def test_a_restarted_actor_drops_its_partial_unroll() -> None:
@@ -100,7 +99,7 @@ def test_a_restarted_actor_drops_its_partial_unroll() -> None:
     again = A._replace(incarnation=1)
     store.begin(again, ())
     play(store, again, 50, T + 1)
-    assert batch_of(store.take(1)).observation[:, 0, 0].tolist() == [50, 51, 52, 53]
+    assert observations_of(store.take(1))[:, 0, 0].tolist() == [50, 51, 52, 53]
     with pytest.raises(KeyError):
         store.of(A)
 
@@ -112,19 +111,18 @@ def test_the_state_that_meets_an_unrolls_first_observation_is_kept_with_it() -> 
         say(store, A, value, state=(torch.full((2, 5), float(value)),))
         do(store, A, 0)
     first, second = store.take(2)
-    assert batch_of([first]).initial_state[0][0, 0] == 0
-    assert batch_of([second]).initial_state[0][0, 0] == T
+    assert first.initial_state[0][0, 0] == 0
+    assert second.initial_state[0][0, 0] == T
 
 
-def test_a_reset_step_is_no_data_point() -> None:
+def test_a_reset_step_is_not_valid() -> None:
     store = UnrollStore(SHAPE, T)
     store.begin(A, ())
     for value, valid in enumerate([True, True, False, True]):
         say(store, A, value, valid=valid)
         do(store, A, 0) if value < T else None
-    batch = batch_of(store.take(1))
-    assert batch.valid[:, 0].tolist() == [True, False, True]
-    assert batch.data_points == 4
+    (unroll,) = store.take(1)
+    assert (unroll.flags[1:, 0] & VALID != 0).tolist() == [True, False, True]
 
 
 def test_an_oversized_observation_is_refused_before_it_is_received() -> None:
@@ -138,7 +136,7 @@ def test_a_row_keeps_the_fixed_part_of_a_message_and_yet_the_last_one_may_be_as_
     shape = GroupShape(2, 4, (4, 3, 3), "uint8", (), "int64")
     unroll = Unroll(shape, T, A, ())
     rows = unroll.history + T + 1
-    assert unroll.frames.frames.strides[0] == shape.row_bytes < shape.fixed_bytes + 64
+    assert unroll.frames.frames.strides[0] == shape.fixed_bytes < shape.most_bytes / 3
     message, ends = np.zeros(shape.most_bytes, np.uint8), np.zeros((3, 2), bool)
     for t in range(T + 1):
         observation = np.arange(72, dtype=np.uint8).reshape(2, 4, 3, 3) + t
@@ -208,7 +206,7 @@ def test_stacks_of_real_atari_are_equal_bit_for_bit_while_acting_and_in_batches(
             group.step()
         assert resets >= 3
         for index, unroll in enumerate(store.take(12)):
-            assert np.array_equal(batch_of([unroll]).observation.numpy(), np.stack(seen[7 * index : 7 * index + 8]))
+            assert np.array_equal(observations_of([unroll]), np.stack(seen[7 * index : 7 * index + 8]))
     finally:
         environments.close()
         twins.close()

@@ -31,12 +31,11 @@ def packed(shape: GroupShape, whole: list[bool], episodes: list[Episode]) -> tup
 def test_a_step_comes_out_as_it_went_in() -> None:
     episodes = [Episode(-3.5, 1234567, True, False, 2), Episode(1e9, 1, False, True, 0)]
     observation, message = packed(IMAGES, [True, False, True], episodes)
-    flags = message[IMAGES.flags_at : IMAGES.fixed_bytes]
-    assert flags.tolist() == [VALID | WHOLE, VALID, VALID | WHOLE]
-    assert message[IMAGES.reward_at : IMAGES.flags_at].view(np.float32).tolist() == [1.0, -2.0, 0.5]
-    frames = message[: 3 * IMAGES.frame_bytes].reshape(3, 1, 3, 3)
-    assert np.array_equal(frames, observation[:, 1:])
-    extras = unpack_extras(IMAGES, message, flags)
+    (fixed,) = message[: IMAGES.fixed_bytes].view(IMAGES.fixed)
+    assert fixed["flags"].tolist() == [VALID | WHOLE, VALID, VALID | WHOLE]
+    assert fixed["reward"].tolist() == [1.0, -2.0, 0.5]
+    assert np.array_equal(fixed["frames"], observation[:, 1:])
+    extras = unpack_extras(IMAGES, message, fixed["flags"])
     assert extras.episodes == episodes
     assert extras.whole.tolist() == [0, 2]
     assert np.array_equal(extras.older[:, 0], observation[[0, 2], :1])
@@ -44,7 +43,7 @@ def test_a_step_comes_out_as_it_went_in() -> None:
 
 def test_a_step_in_which_nothing_began_sends_the_newest_frame_only() -> None:
     _, message = packed(IMAGES, [False] * 3, [])
-    assert len(message) == IMAGES.fixed_bytes == 28 + 3 * 4 + 3  # 27 bytes of frames, padded for the float32 rewards
+    assert len(message) == IMAGES.fixed_bytes == 28 + 3 * 4 + 4  # 27 bytes of frames and 3 of flags, padded for float32
 
 
 def test_lengths_that_cannot_be_are_refused_before_anything_is_taken() -> None:
@@ -58,7 +57,7 @@ def test_a_length_that_does_not_fit_its_flags_is_refused(change: int) -> None:
     _, message = packed(IMAGES, [True, False, False], [Episode(1.0, 2, True, False, 0)])
     longer = np.concatenate([message, np.zeros(8, np.uint8)])[: len(message) + change]
     with pytest.raises(BadMessage):
-        unpack_extras(IMAGES, longer, message[IMAGES.flags_at : IMAGES.fixed_bytes])
+        unpack_extras(IMAGES, longer, np.array([VALID | WHOLE, VALID, VALID], np.uint8))
 
 
 def test_flags_that_promise_more_than_there_is_are_refused() -> None:
@@ -84,4 +83,4 @@ def test_of_football_s_map_the_newest_of_four_frames_travels() -> None:
     assert football.frames_per_observation == 4
     assert replace(football, football_observation="simple115v2").frames_per_observation == 1
     shape = GroupShape.of(spaces.Box(0, 255, (16, 72, 96), np.uint8), spaces.Discrete(19), 2, 4)
-    assert shape.fixed_bytes == 2 * (4 * 72 * 96 + 4 + 1)
+    assert shape.fixed_bytes == 2 * (4 * 72 * 96 + 4 + 1) + 2  # padded for the next message

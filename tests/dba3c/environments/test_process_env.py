@@ -1,16 +1,15 @@
 """Environments in processes of their own: the same games, and an end to those that hang or die."""
 
-import math
 import os
 import signal
 import struct
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -22,6 +21,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.process_env import EnvironmentDied, EnvironmentHangs, ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
+from param_servers.timeouts import AwakeClock
 
 GAMES = """
     import multiprocessing, os, subprocess, time
@@ -330,54 +330,36 @@ def test_what_an_environment_starts_can_be_terminated(config):
         env.close()
 
 
-def test_those_that_are_late_together_share_the_second_look(monkeypatch):
-    class Silent:
+def test_while_this_process_is_stopped_nobody_is_late_and_those_that_hang_share_one_timeout(monkeypatch):
+    class Slow:
+        needs_s = 0.9  # once those before it have left the core to it
+
         def send_bytes(self, question):
             pass
 
         def poll(self, seconds):
             nonlocal now_s
-            now_s += seconds
-            return False
-
-    now_s = began_s = 1000.0
-    monkeypatch.setattr(process_env, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(ProcessEnv, "_looked_again_s", 0.0)
-    envs = [ProcessEnv.__new__(ProcessEnv) for _ in range(4)]
-    for env in envs:
-        env._pipe, env._unanswered, env._timeout_s = Silent(), 0, 4.0
-    for times in (1, 2):
-        for env in envs:
-            env._ask(b"")
-        for env in envs:
-            with pytest.raises(EnvironmentHangs):
-                env._answer(1)
-        assert now_s == began_s + times * (4.0 + process_env._SECOND_LOOK_S)
-
-
-def test_those_that_a_suspension_made_late_and_that_answer_in_turn_each_have_a_second_look(monkeypatch):
-    class Late:
-        def send_bytes(self, question):
-            pass
-
-        def poll(self, seconds):
-            nonlocal now_s
-            needs_s = 0.9 * process_env._SECOND_LOOK_S  # once the one before it has left the core to it
-            now_s += min(seconds, needs_s)
-            return seconds >= needs_s
+            passed_s = min(seconds, self.needs_s)
+            now_s, self.needs_s = now_s + passed_s, self.needs_s - passed_s
+            return self.needs_s <= 0
 
         def recv_bytes(self, largest):
             return process_env._ANSWER
 
     now_s = 1000.0
-    monkeypatch.setattr(process_env, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(ProcessEnv, "_looked_again_s", -math.inf)
+    monkeypatch.setattr(ProcessEnv, "_now_s", AwakeClock(1.0, lambda: now_s).now_s)
     envs = [ProcessEnv.__new__(ProcessEnv) for _ in range(4)]
-    for env in envs:
-        env._pipe, env._unanswered, env._timeout_s = Late(), 0, 4.0
-        env._ask(b"")
-    now_s += 100.0
-    assert [env._answer(1) for env in envs] == [b""] * 4
+    for needs_s in (0.9, 3600.0):
+        for env in envs:
+            env._pipe, env._unanswered, env._timeout_s = Slow(), 0, 4.0
+            env._pipe.needs_s = needs_s
+            env._ask(b"")
+        now_s += 100.0
+        woke_s = now_s
+        for env in envs:
+            with pytest.raises(EnvironmentHangs) if needs_s > 4.0 else nullcontext():
+                assert env._answer(1) == b""
+    assert woke_s + 3.5 < now_s <= woke_s + 4.0
 
 
 def test_what_ends_all_processes_of_a_job_ends_none_in_the_middle_of_a_step(made, config):
