@@ -138,7 +138,6 @@ _AT_ONE = """\
 are (torch 2.11.0, Python 3.12; no real-time priority there, and no other work). Hosts and compute times are emulated \
 as above. Beside it, what the dilated row of the same scene says: of {rows} (without †), {five} are within 5 % of it \
 and {ten} within 10 %, the median is {median}, all are {furthest}. Below zero dilation is kind: what summing, the \
-optimizer and the kernel take is D times too cheap there, and so are the kernel's timers when packets are lost. We \
-suspect these of the largest error, of servers beside workers with a straggler: on two cores the same scene took 47 \
-ms at D = 10 and 51 at D = 5, and the straggler's host sent 28 and 156 segments again. Open MPI's ranks, which poll, \
-have a core each here; Horovod was not built on that machine. Rows are one run of 6 to 66 steps."""
+optimizer and the kernel take is D times too cheap there, and so are the kernel's timers when packets are lost. \
+Open MPI's ranks, which poll, have a core each here; Horovod was not built on that machine. Rows are one run of 6 to \
+66 steps."""
