@@ -78,7 +78,7 @@ def train(thread: str) -> dict[str, float]:
 
 
 def tables(found: dict[str, Any]) -> list[str]:
-    """Those of the page: the service, batch sizes, threads."""
+    """Those of the page: the service, batch sizes, threads, and the one that was measured once."""
     columns = (
         "environment", "actors", "steps/s", "bare steps/s", "service µs/step", "actor adds µs/step",
         "turns/message", "batch", "latency p50 ms", "p99 ms",
@@ -99,6 +99,19 @@ def tables(found: dict[str, Any]) -> list[str]:
             ("thread", "agent steps/s", "core-seconds per million frames", "batch", "latency p50 ms", "p99 ms",
              "policy lag p50", "p99"), threads,
         ),
+        markdown(("transport", "actor µs/step", "learner µs/step", "both", "round trip µs"), transports()),
+    ]  # fmt: skip
+
+
+def transports() -> list[tuple[str, ...]]:
+    """What bytes cost over each of three ways, of transports.json, whose program is gone."""
+    found = json.loads((HERE / "transports.json").read_text(encoding="utf-8"))["transports"]
+    return [
+        (
+            name, *cells([row["actor_us"], row["learner_us"], row["actor_us"] + row["learner_us"]], (".2f",) * 3),
+            f"{row['round_trip_us']:.0f}",
+        )
+        for name, row in found.items()
     ]  # fmt: skip
 
 
