@@ -87,8 +87,8 @@ LONG_PPO = (
     " --envs-per-worker 16 --ppo-epochs 4 --ppo-minibatches 32 --trace-lambda 0.98 --discount 0.999 --entropy-cost 0.01"
     " --learning-rate linear:7e-4->7e-5@1000000"
 )
-"""For games of hundreds of steps whose reward comes at their end: four of ten seeds of LunarLander reached 200 after 0.34
-to 0.56 M steps."""
+"""For games of hundreds of steps whose reward comes at their end: four of ten seeds of LunarLander reached 200 after
+0.34 to 0.56 M steps."""
 R2D2_OF_A_LAPTOP = (
     "ALE/Pong-v5 --preset r2d2 --protocol v4-no-sticky --stop-score 21 --envs-per-actor 16"
     " --unroll-length 20 --burn-in 10 --replay-batch 16 --replay-ratio 4 --replay-start 10000 --target-every-steps 250"

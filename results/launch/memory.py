@@ -1,7 +1,8 @@
-"""What memory `make breakout` takes: `python results/launch/memory.py` (half a minute; not beside other runs of the same installation).
+"""What memory `make breakout` takes: `python results/launch/memory.py` (half a minute).
 
-Trains with the preset, as `make breakout` does, for half a minute; then the proportional set
-size of each of its processes (pages that several share are divided among them) is added up. Adds a row to memory.json.
+Trains with the preset, as `make breakout` does; then the proportional set size of each of its processes (pages that
+several share are divided among them) is added up. Adds a row to memory.json. Other work changes nothing, but for other
+runs of the same installation, which share its pages.
 """
 
 from __future__ import annotations
