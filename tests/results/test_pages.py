@@ -26,7 +26,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_is_drawn_again_from_committed_data(name: str, copy: Path, monkeypatch) -> None:
-    figures = list((copy / name).rglob("*.svg"))
+    figures = list((copy / name).rglob("*.png"))
     for figure in figures:
         figure.unlink()
     monkeypatch.setattr(sys, "argv", ["plot.py", name])
@@ -35,7 +35,7 @@ def test_every_figure_is_drawn_again_from_committed_data(name: str, copy: Path, 
 
 
 def test_every_folder_with_a_figure_is_drawn_by_make_results() -> None:
-    assert {path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("*.svg")} == set(PLOTS)
+    assert {path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("*.png")} == set(PLOTS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.parent.name)
