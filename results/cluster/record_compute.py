@@ -1,4 +1,4 @@
-"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine, minutes).
+"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine).
 
 Real Breakout runs of one lane, which has a core to itself: 5 steps of its environments, forward and backward pass, of
 4 for each network (compute_times.csv), and of those that a lane has where all nodes share 720 (shared_times.csv).
