@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from peers import scores as peers_scores
 from simulation import validation
 
 from dba3c.benchmarks import batch_size, dilated_cluster
+from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import (
     IDEAL,
@@ -45,11 +46,16 @@ CORE_HOURS_AND_MEAN = ("core-hours of processor time, all roles", f"mean score o
 # -- learning curves ---------------------------------------------------------------------------------------------------
 
 
-def learning(figures: Mapping[str, str], runs: Mapping[str, str], **options: Any) -> Callable[[Path], None]:
-    """Figures (name → axis), a line for each label of `runs` (folders, as patterns below this one)."""
+def learning(
+    figures: Mapping[str, str], runs: Mapping[str, str], optional: Collection[str] = (), **options: Any
+) -> Callable[[Path], None]:
+    """Figures (name → axis), a line for each label of `runs` (folders, as patterns below this one), but for those of
+    `optional` labels of which there are none."""
 
     def draw(folder: Path) -> None:
         found = {label: sorted(path for one in runs[label].split() for path in HERE.glob(one)) for label in runs}
+        if lost := [label for label, paths in found.items() if not paths and label not in optional]:
+            raise UserError(f"there is no run of {', '.join(lost)} below {HERE}")
         groups = {label: [load_curve(path) for path in paths] for label, paths in found.items() if paths}
         for name, x in figures.items():
             plot_learning_curves(groups, folder / name, x=x, **options)
@@ -79,8 +85,7 @@ def algorithms(folder: Path) -> None:
     }
     for name, (goal, runs) in played.items():
         patterns = {label: f"{folder.name}/{run}/seed-*" for label, run in runs.items()}
-        if any(list(HERE.glob(pattern)) for pattern in patterns.values()):
-            learning({name: "frames"}, patterns, goal=goal)(folder)
+        learning({name: "frames"}, patterns, goal=goal)(folder)
 
 
 def recipes(folder: Path) -> None:
@@ -93,9 +98,10 @@ def recipes(folder: Path) -> None:
         "actor-critic over 5 steps, 2 lanes × 16 environments": "recipes/nstep-{}/seed-*",
         "the same, entropy cost 0.001 instead of 0.01": "recipes/nstep-entropy-0.001-{}/seed-*",
     }
+    in_one_game = [label for label, pattern in told.items() if "/ppo-" in pattern or "entropy" in pattern]
     for game, goal in (("Pong", 20.0), ("Boxing", 98.0)):
         runs = {label: pattern.format(game) for label, pattern in told.items()}
-        learning({game.lower(): CPU_HOURS}, runs, goal=goal)(folder)
+        learning({game.lower(): CPU_HOURS}, runs, in_one_game, goal=goal)(folder)
 
 
 def score(axes: Axes, curve: Curve, x: str, **look: Any) -> None:

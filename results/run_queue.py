@@ -7,9 +7,9 @@
 On a kernel that schedules by session the lowest priority means little: sysctl kernel.sched_autogroup_enabled=0.
 Then a busy machine leaves a run nothing for minutes, so its steps have a long timeout.
 
-Runs live in runs/queue/ (not committed). One that has ended leaves its curve, configuration, machine and the parameters
-of its last checkpoint in results/<topic>/<name>/, which dba3c evaluate, record and load take like a run's folder; one
-that is packed is unpacked wherever the queue goes on.
+Runs live in runs/queue/ (not committed). One that has ended leaves its curve, configuration and machine in
+results/<topic>/<name>/, and where its agent is kept the parameters of its last checkpoint: dba3c evaluate, record and
+load take such a folder like a run's. One that is packed is unpacked wherever the queue goes on.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Entry:
     words: tuple[str, ...]
     window_s: float = 10.0
     """Between two points of its curve."""
+    is_kept: bool = False
+    """Whether its agent is, which somebody may film or evaluate; a curve is enough of what was only tried."""
 
     @property
     def label(self) -> str:
@@ -87,9 +89,8 @@ LONG_PPO = (
     " --envs-per-worker 16 --ppo-epochs 4 --ppo-minibatches 32 --trace-lambda 0.98 --discount 0.999 --entropy-cost 0.01"
     " --learning-rate linear:7e-4->7e-5@1000000"
 )
-"""For games of hundreds of steps whose reward comes at their end: with 64 and 128 steps, λ 0.95 and 0.98 and γ 0.99 and
-0.995 LunarLander scored 94 and 135 after 0.8 M steps (one seed each), with these four of ten seeds reached 200 after
-0.34 to 0.56 M."""
+"""For games of hundreds of steps whose reward comes at their end: four of ten seeds of LunarLander reached 200 after
+0.34 to 0.56 M steps."""
 R2D2_OF_A_LAPTOP = (
     "ALE/Pong-v5 --preset r2d2 --protocol v4-no-sticky --stop-score 21 --envs-per-actor 16"
     " --unroll-length 20 --burn-in 10 --replay-batch 16 --replay-ratio 4 --replay-start 10000 --target-every-steps 250"
@@ -129,7 +130,7 @@ def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Ent
 def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
     """The preset for all games, to the score that was published of this one."""
     words = (env_id, "--preset", "atari", *options(LANES), "--stop-score", f"{GOALS[env_id]:g}")
-    return Entry(topic="games", name=name_of(env_id), seed=seed, core_hours=core_hours, words=words)
+    return Entry(topic="games", name=name_of(env_id), seed=seed, core_hours=core_hours, words=words, is_kept=True)
 
 
 def sticky(env_id: str, core_hours: float = 1.5) -> Entry:
@@ -139,7 +140,12 @@ def sticky(env_id: str, core_hours: float = 1.5) -> Entry:
 
 
 def batch(
-    samples: int, learning_rate: float, optimizer: str = "rmsprop", seed: int = 0, core_hours: float = 1.5
+    samples: int,
+    learning_rate: float,
+    optimizer: str = "rmsprop",
+    seed: int = 0,
+    core_hours: float = 1.5,
+    is_kept: bool = False,
 ) -> Entry:
     """5-step actor-critic on Breakout to a mean of 300, `samples` in an update."""
     envs, rest = divmod(samples, 5)
@@ -150,7 +156,7 @@ def batch(
         f" --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@20e6 --stop-score 300"
     )
     name = f"nstep-{optimizer}-{samples}-{learning_rate:g}"
-    return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words)
+    return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words, is_kept=is_kept)
 
 
 def batch_ppo(samples: int, learning_rate: float, seed: int = 0, core_hours: float = 1.5) -> Entry:
@@ -168,7 +174,7 @@ def batch_ppo(samples: int, learning_rate: float, seed: int = 0, core_hours: flo
 def breakout(seed: int, core_hours: float = 1.0) -> Entry:
     """The preset's batch of 160 samples, in one worker of two lanes and without servers, to a mean of 300."""
     words = options(f"ALE/Breakout-v5 --preset breakout {LANES} --envs-per-worker 32 --stop-score 300")
-    return Entry(topic="breakout_lanes", name="nstep", seed=seed, core_hours=core_hours, words=words)
+    return Entry(topic="breakout_lanes", name="nstep", seed=seed, core_hours=core_hours, words=words, is_kept=True)
 
 
 def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float = 1.0) -> Entry:
@@ -181,23 +187,26 @@ def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float 
     """
     before = breakout(seed, core_hours)
     words = options(f"--epsilon {epsilon} --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@20e6")
-    return replace(before, name=f"nstep-epsilon-{epsilon}", words=(*before.words, *words))
+    return replace(before, name=f"nstep-epsilon-{epsilon}", words=(*before.words, *words), is_kept=False)
 
 
 def forgetful(decay: str, seed: int, core_hours: float = 1.0) -> Entry:
     """The same, bounded otherwise: a step of RMSprop is at most 1 / √(1 − decay) times the learning rate, 10 with the
     preset's 0.99, 3.2 with 0.9, and of ordinary gradients as large as before."""
     before = breakout(seed, core_hours)
-    return replace(before, name=f"nstep-decay-{decay}", words=(*before.words, "--decay", decay))
+    return replace(before, name=f"nstep-decay-{decay}", words=(*before.words, "--decay", decay), is_kept=False)
 
 
 def algorithm(name: str, words: str, seeds: Iterable[int], core_hours: float) -> tuple[Entry, ...]:
     """A preset, on an environment that it is for: a run for each seed, all equally long where a stop score is out of
     reach, so that their curves have a common end."""
     return tuple(
-        Entry(topic="algorithms", name=name, seed=seed, core_hours=core_hours, words=options(words), window_s=1.0)
+        Entry(
+            topic="algorithms", name=name, seed=seed, core_hours=core_hours, words=options(words), window_s=1.0,
+            is_kept=True,
+        )
         for seed in seeds
-    )
+    )  # fmt: skip
 
 
 def sqrt_rule(samples: int) -> float:
@@ -239,7 +248,7 @@ QUEUE: tuple[Entry, ...] = (
     batch(480, sqrt_rule(480)),
     batch(1920, sqrt_rule(1920)),
     *(batch(1200, sqrt_rule(1200), seed=seed) for seed in range(5)),
-    *(batch(3600, sqrt_rule(3600), seed=seed) for seed in range(2)),
+    *(batch(3600, sqrt_rule(3600), seed=seed, is_kept=True) for seed in range(2)),
     breakout(2, core_hours=2.0),
     recipe("nstep", "Pong"),
     recipe("nstep", "Boxing"),
@@ -293,8 +302,12 @@ def go_on() -> int:
 
 
 def keep_agent(entry: Entry) -> None:
-    """The parameters of its last checkpoint, where it is still there."""
-    if (entry.run.folder / "config.json").exists() and not checkpoint_steps(entry.results / "checkpoints"):
+    """The parameters of its last checkpoint, where they are worth it and it is still there."""
+    if (
+        entry.is_kept
+        and (entry.run.folder / "config.json").exists()
+        and not checkpoint_steps(entry.results / "checkpoints")
+    ):
         keep_policy(RunFolder.open(entry.run.folder), entry.results, warn_on_stderr)
 
 

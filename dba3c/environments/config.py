@@ -22,13 +22,13 @@ FOOTBALL_FRAMES = 4
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
 _MODULE_AND_ID = re.compile(r"[\w.]+:[\w./-]+-v\d+")
 """Gymnasium's own "module:Id-v0": import the module, which registers the id."""
-STOP_SCORES = {  # of the 2017 system, but for:
+STOP_SCORES = {  # of DBA3C's code, but for:
     "ALE/Breakout-v5": 300.0,
     "ALE/Pong-v5": 10.0,
     "ALE/Riverraid-v5": 4000.0,
     "ALE/Seaquest-v5": 1830.0,
     "ALE/SpaceInvaders-v5": 700.0,
-    "ALE/BeamRider-v5": 14900.0,  # the scores it published
+    "ALE/BeamRider-v5": 14900.0,  # the scores that it published
     "ALE/Boxing-v5": 98.0,
     "football/academy_empty_goal_close": 0.9,  # ours: nine games of ten scored
     "vizdoom/basic": 75.0,  # ours: a scripted player who walks until he faces the monster and shoots has 76

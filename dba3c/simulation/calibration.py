@@ -169,6 +169,8 @@ def _rate(amount: float, seconds: float) -> float:
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 _STEPS = 40
+_SEGMENTS = 1448 / 1514
+"""Payload of a full TCP segment / bytes of its Ethernet frame, as a token bucket counts them."""
 _FITTED = {  # start, lower and upper bound, unit
     "latency_s": (0.5, 0.0, 50.0, 1e-3),
     "message_s": (0.05, 0.0, 20.0, 1e-3),
@@ -194,15 +196,12 @@ class MeasuredPoint:
         return simulate(replace(cluster, bytes_per_s=self.bytes_per_s), work, self.setup, _STEPS).step_s
 
 
-def fit(
-    cluster: Cluster,
-    points: Sequence[MeasuredPoint],
-    names: Sequence[str] = ("latency_s", "wire_efficiency", "overlap_lost", "link_unfairness"),
-) -> Cluster:
-    """The cluster with the named values that fit best (least squares of logs). `message_s` can be fitted too.
+def fit(points: Sequence[MeasuredPoint], names: Sequence[str] = tuple(_FITTED)) -> Cluster:
+    """The cluster with the points' links whose named values fit best (least squares of logs).
 
     Only points whose gradients are not all waited for tell the unfairness of links: without one it is left as it is.
     """
+    cluster = Cluster(bytes_per_s=points[0].bytes_per_s, wire_efficiency=_SEGMENTS)
     if not any(point.setup.gradients < point.setup.workers for point in points):
         names = [name for name in names if name != "link_unfairness"]
 

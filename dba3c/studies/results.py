@@ -15,6 +15,8 @@ from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
 from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load, save_trial
 
+HOURS = "progress/hours"
+
 
 @dataclass(frozen=True)
 class PointResult:
@@ -30,22 +32,10 @@ class PointResult:
         return estimate([measure(curve) for curve in self.curves])
 
     def time_to_stop_score(self) -> TimeToGoal | None:
-        """Hours until the mean score was the stop score; None where some run has no such score.
-
-        A run that did not reach it was seen without it to its end; one without a curve, not at all. One that
-        diverged would not have reached it later: it was seen without it as long as any was.
-        """
-        found = [hours_to_stop_score(curve) for curve in self.curves]
-        known = [one for one in found if one is not None]
-        if not known or len(known) < len(found):
-            return None
-        longest = max(hours for hours, _ in known)
-        seen = [
-            (longest, False) if curve.diverged and not reached else (hours, reached)
-            for curve, (hours, reached) in zip(self.curves, known, strict=True)
-        ]
-        unseen = [(0.0, False)] * (self.seeds - len(known))
-        return time_to_goal(*zip(*seen, *unseen, strict=True))
+        """Hours until the mean score was the stop score; None where some run has no such score, or no hours."""
+        timed = [np.isfinite(curve.recorded(HOURS)).any() for curve in self.curves]
+        stop = self.curves[0].stop_score if all(timed) and self.curves else None  # they differ in their seeds alone
+        return None if stop is None else time_to_score(self.curves, stop, seeds=self.seeds)
 
 
 @dataclass
@@ -129,16 +119,16 @@ def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> i
 # -- measures of one run, NaN where it has none ------------------------------------------------------------------------
 
 
-def _trained(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Data points, and the hours at which there were so many, until the last were added: evaluators may play on."""
-    counts, hours = curve.recorded("progress/data_points"), curve.recorded("progress/hours")
-    if not counts.size or not hours.size:
+def _trained(curve: Curve, chart: str = HOURS) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Data points, and the chart when there were so many, until the last were added: evaluators may play on."""
+    counts, values = curve.recorded("progress/data_points"), curve.recorded(chart)
+    if not counts.size or not values.size:
         return np.empty(0), np.empty(0)
-    known = np.isfinite(counts) & np.isfinite(hours)
-    counts, hours = counts[known], hours[known]
+    known = np.isfinite(counts) & np.isfinite(values)
+    counts, values = counts[known], values[known]
     grew = np.flatnonzero(np.diff(counts) > 0)
     end = grew[-1] + 2 if grew.size else len(counts)
-    return counts[:end], hours[:end]
+    return counts[:end], values[:end]
 
 
 def data_points_per_s(curve: Curve) -> float:
@@ -170,18 +160,27 @@ def best_mean_score(curve: Curve) -> float:
     return float(means[-1]) if means.size else math.nan
 
 
-def hours_to_stop_score(curve: Curve) -> tuple[float, bool] | None:
-    """(hours until it first reached the configured stop score, True), or (hours without, False).
+def time_to_score(curves: Sequence[Curve], goal: float, chart: str = HOURS, seeds: int = 0) -> TimeToGoal:
+    """What of a chart that only grows was needed until the mean score was the goal.
 
-    None where it has no such score, or recorded no hours.
+    A run that did not reach it was seen without it to its end; one of the `seeds` without a curve, not at all. One
+    that diverged would not have reached it later: it was seen without it as long as any was.
     """
-    stop, hours = curve.stop_score, curve.recorded("progress/hours")
-    if stop is None or not np.isfinite(hours).any():
-        return None
-    row = curve.reached(stop)
+    found = [_seen(curve, goal, chart) for curve in curves]
+    longest = max(value for value, _ in found)
+    seen = [
+        (longest, False) if curve.diverged and not reached else (value, reached)
+        for curve, (value, reached) in zip(curves, found, strict=True)
+    ]
+    return time_to_goal(*zip(*seen, *[(0.0, False)] * (seeds - len(seen)), strict=True))
+
+
+def _seen(curve: Curve, goal: float, chart: str) -> tuple[float, bool]:
+    """(what the chart was when the run first reached the goal, True), or (what it was in the end without, False)."""
+    row, values = curve.reached(goal), curve.column(chart)
     if row is None:
-        return float(np.max(_trained(curve)[1], initial=0.0) or np.nanmax(hours)), False
-    return float(np.nanmax(hours[: row + 1], initial=0.0)), True
+        return float(np.max(_trained(curve, chart)[1], initial=0.0) or np.nanmax(values)), False
+    return float(np.nanmax(values[: row + 1], initial=0.0)), True
 
 
 def mean_of(chart: str) -> Callable[[Curve], float]:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from param_servers.errors import BadMessage
 
 MAGIC = b"D3PS"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _HEADER = struct.Struct("<4sHBBB3xIIIIqqQQ4x")
 HEADER_BYTES = _HEADER.size
 MOST_CONTROL_BYTES = 1 << 20

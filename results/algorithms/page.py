@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.page import made_by, markdown, renew
-from dba3c.studies.statistics import estimate, time_to_goal
+from dba3c.studies.results import time_to_score
+from dba3c.studies.statistics import estimate
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
@@ -20,14 +21,6 @@ GOALS = {
     "CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "HalfCheetah-v5": 4800.0, "vizdoom/basic": 75.0
 }  # fmt: skip
 """Gymnasium's, and a scripted player's; the runs on the first two go on beyond them."""
-FRAMES, CORE_HOURS = "progress/frames", "progress/cpu_hours"
-
-
-def to_goal(curves: list[Curve], goal: float, chart: str, unit: float) -> str:
-    """The censored median of `chart` at the goal, in another unit."""
-    rows = [curve.reached(goal) for curve in curves]
-    seen = [float(curve.column(chart)[-1 if row is None else row]) for curve, row in zip(curves, rows, strict=True)]
-    return str(time_to_goal(seen, [row is not None for row in rows]).times(unit))
 
 
 def processors(curves: list[Curve]) -> str:
@@ -41,7 +34,8 @@ def line(folder: Path, curves: list[Curve]) -> tuple[object, ...]:
     recipe = folder.name.partition("-")[0]
     environment = curves[0].config["environment"]["env_id"]
     goal = GOALS.get(environment)
-    times = ("–", "–") if goal is None else (to_goal(curves, goal, FRAMES, 1e-3), to_goal(curves, goal, CORE_HOURS, 60))
+    units = {"progress/frames": 1e-3, "progress/cpu_hours": 60}
+    times = ("–" if goal is None else time_to_score(curves, goal, chart).times(by) for chart, by in units.items())
     best = estimate([float(curve.column("score/best_mean")[-1]) for curve in curves])
     last = estimate([float(curve.column("score/mean")[-1]) for curve in curves])
     return (

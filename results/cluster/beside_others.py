@@ -8,7 +8,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from plan import STRAGGLER, UNDILATED_HOSTS, dilation_told
+from plan import STRAGGLER, UNDILATED_HOSTS, mark
 
 from dba3c.benchmarks.dilated_cluster import way
 from dba3c.studies.page import markdown
@@ -33,38 +33,32 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def peers(rows: Rows) -> list[str]:
-    """Who is ahead, those cases first in which it is not ours."""
+    """Who is ahead, those cases first in which it is not ours; and all, of the most hosts."""
     cases, told = _contests(rows)
-    cells = [
-        (
-            way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
-            dilation_told(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
-        )
-        for row in by_columns(fastest_first(rows), *_CASE)
-    ]  # fmt: skip
-    columns = ("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy")
     introduction = _PEERS.format(straggler=STRAGGLER, majority=_behind("majority", cases))
-    return [introduction, told, markdown(columns, cells)]
+    return [introduction, told, _at_a_glance(rows)]
+
+
+def _at_a_glance(rows: Rows) -> str:
+    """A line for each exchange among the most hosts, a column for each case."""
+    most = max(row["workers"] for row in rows)
+    mine = fastest_first([row for row in rows if row["workers"] == most])
+    cases = sorted({(row["megabytes"], row["slow"]) for row in mine})
+    rates = {(way(row), row["megabytes"], row["slow"]): f"{row['data_points_per_s']:,.0f}{mark(row)}" for row in mine}
+    cells = [[name, *(rates.get((name, *case), "–") for case in cases)] for name in dict.fromkeys(map(way, mine))]
+    return markdown([f"{most} hosts", *(f"{mb:g} MB, {_late(slow)}" for mb, slow in cases)], cells)
+
+
+def _late(slow: float) -> str:
+    return "nobody late" if slow == 1 else "one straggler"
 
 
 def at_one(rows: Rows) -> list[str]:
-    """The same at D = 1, each row beside the dilated one of its scene; of all rows."""
+    """The same at D = 1, and how far the dilated rows of the same scenes are from it; of all rows."""
     mine = [row for row in rows if row["part"] == "undilated"]
     dilated = {_scene(row): row for row in rows if row["part"] == "peers"}
-    told, errors, cells = _contests(mine)[1], [], []
-    for row in by_columns(fastest_first(mine), *_CASE):
-        beside = dilated.get(_scene(row))
-        error = beside["step_ms"] / row["step_ms"] - 1 if beside else 0.0
-        if beside and not beside["refused"]:
-            errors.append(error)
-        as_dilated = (f"{beside['step_ms']:.1f}", dilation_told(beside), f"{error:+.1%}") if beside else ("–",) * 3
-        cells.append(
-            (
-                way(row), row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
-                f"{row['step_ms']:.1f}", *as_dilated, f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
-            )
-        )  # fmt: skip
-    columns = ("exchange", "b", "MB", "straggler", "step, ms", "dilated", "D", "error", "data points/s", "busy")
+    beside = [(row, dilated[_scene(row)]) for row in mine if _scene(row) in dilated]
+    errors = [of["step_ms"] / row["step_ms"] - 1 for row, of in beside if not of["refused"]]
     introduction = _AT_ONE.format(
         hosts=UNDILATED_HOSTS,
         machine=f"{mine[0]['cores']} cores of {mine[0]['processor']}",
@@ -74,7 +68,7 @@ def at_one(rows: Rows) -> list[str]:
         median=f"{median(errors):+.1%}" if errors else "unknown",
         furthest=f"{min(errors):+.0%} to {max(errors):+.0%}" if errors else "unknown",
     )
-    return [introduction, told, markdown(columns, cells)]
+    return [introduction, _contests(mine)[1]]
 
 
 def _scene(row: Row) -> tuple[Any, ...]:
@@ -112,7 +106,6 @@ def _ahead(case: Rows) -> tuple[float, str]:
     counted = fastest_first([row for row in case if not row["refused"]])
     our, their = (next(row for row in counted if (row["exchange"] in OURS) is own) for own in (True, False))
     ratio = our["data_points_per_s"] / their["data_points_per_s"]
-    late = "nobody late" if case[0]["slow"] == 1 else "one straggler"
     if ratio < 1:
         result = f"**{way(their)} is ahead**, ours {percent(1 - ratio)} behind"
     else:
@@ -120,7 +113,8 @@ def _ahead(case: Rows) -> tuple[float, str]:
     if our["processor"] != their["processor"]:
         result += " **(not side by side: two machines)**"
     points = "; ".join(f"{way(row)} {row['data_points_per_s']:,.0f}" for row in counted)
-    return ratio, f"- {case[0]['workers']} workers, {case[0]['megabytes']:g} MB, {late}: {result} ({points})."
+    who = f"{case[0]['workers']} workers, {case[0]['megabytes']:g} MB, {_late(case[0]['slow'])}"
+    return ratio, f"- {who}: {result} ({points})."
 
 
 _PEERS = """\
@@ -131,14 +125,14 @@ it then: a majority's ranks sum when it is known who is in the step, so all wait
 step before, where a ring lets each go on by itself{majority}. Servers are slower with a backup worker than without \
 where the wire is the limit: who is in a step is known when the g-th gradient is complete, so nothing is passed on \
 before, and pushing and pulling follow each other. A majority knows it before anything is sent. Data points/s, those \
-cases first in which another is furthest ahead:"""
+cases first in which another is furthest ahead, and below them all exchanges of the most hosts (all rows: `part` \
+*peers* in `rows.jsonl`):"""
 
 _AT_ONE = """\
 **Measured, not dilated**: {hosts} of these hosts on {machine}, their links at 1 Gbit/s and processors as fast as they \
 are (torch 2.11.0, Python 3.12; no real-time priority there, and no other work). Hosts and compute times are emulated \
 as above. Beside it, what the dilated row of the same scene says: of {rows} (without †), {five} are within 5 % of it \
 and {ten} within 10 %, the median is {median}, all are {furthest}. Below zero dilation is kind: what summing, the \
-optimizer and the kernel take is D times too cheap there, and so are the kernel's timers when packets are lost. We \
-suspect these of the largest error, of servers beside workers with a straggler: on two cores the same scene took 47 \
-ms at D = 10 and 51 at D = 5, and the straggler's host sent 28 and 156 segments again. Open MPI's ranks, which poll, \
-have a core each here; Horovod was not built on that machine. Rows are one run of 6 to 66 steps."""
+optimizer and the kernel take is D times too cheap there, and so are the kernel's timers when packets are lost. \
+Open MPI's ranks, which poll, have a core each here; Horovod was not built on that machine. Rows are one run of 6 to \
+66 steps (`part` *undilated* in `rows.jsonl`)."""

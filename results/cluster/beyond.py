@@ -53,6 +53,16 @@ class Processors(NamedTuple):
         rank_s, round_s = _fit(rounds, [s["worker_ms"] / 1e3 for s in summed])
         return cls(server_s, message_s, 1 / byte_s, rank_s, round_s)
 
+    def table(self) -> str:
+        told = (
+            ("a step of a server", f"{1e3 * self.server_s:.1f} ms"),
+            ("a gradient's entry, read by the first server", f"{1e6 * self.message_s:.1f} µs"),
+            ("a megabyte of gradients, to parameters that are sent", f"{1e9 / self.bytes_per_s:.2f} ms"),
+            ("a step of a rank of all-reduce", f"{1e3 * self.rank_s:.1f} ms"),
+            ("a round of its ring", f"{1e6 * self.round_s:.0f} µs"),
+        )
+        return markdown(("of a processor", "takes"), told)
+
 
 def _fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     scale = np.abs(np.array(columns)).max(axis=0)
@@ -115,13 +125,6 @@ def main() -> None:
     """See the module."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     costs, table = Processors.measured(), []
-    told = (
-        ["a step of a server", f"{1e3 * costs.server_s:.1f} ms"],
-        ["a gradient's entry, read by the first server", f"{1e6 * costs.message_s:.1f} µs"],
-        ["a megabyte of gradients, to parameters that are sent", f"{1e9 / costs.bytes_per_s:.2f} ms"],
-        ["a step of a rank of all-reduce", f"{1e3 * costs.rank_s:.1f} ms"],
-        ["a round of its ring", f"{1e6 * costs.round_s:.0f} µs"],
-    )
     alone_s = float(recorded_s(TIMES, NETWORK, ENVIRONMENTS).mean())
     for nodes in NODES:
         for way in ways(nodes, GBIT, costs):
@@ -130,7 +133,7 @@ def main() -> None:
             step = f"{1e3 * way.step_s:,.0f}"
             table.append([nodes, way.name, step, f"{rate / 1e3:,.0f}", f"{share:.1%}", longest])
     columns = ["nodes", "exchange", "step, ms", "1,000 data points/s", "of lanes that never wait", "takes longest"]
-    renew(PAGE, "", markdown(["of a processor", "takes"], told), markdown(columns, table))
+    renew(PAGE, "", costs.table(), markdown(columns, table))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ from param_servers.errors import ConfigError, PeerLost, told
 
 HERE = Path(__file__).resolve().parent
 ROWS, REFUSED, CALIBRATED = HERE / "rows.jsonl", HERE / "refused.jsonl", HERE / "calibrated.json"
-WIRE_EFFICIENCY = 1448 / 1514
 ALONE_DILATION = 40
 """Of one worker: at D = 5 what the processors take themselves, which nobody slows, was an eighth of its step."""
 FAMILY = {"servers": "servers", "async": "servers", "allreduce": "allreduce", "majority": "majority"}
@@ -88,9 +87,7 @@ def calibrate(rows: list[dict[str, Any]]) -> dict[str, Cluster]:
         ]
         if len(points) < len(CALIBRATION[exchange]):
             raise ConfigError(f"{exchange} is not calibrated on this machine: --only calibration first")
-        names = ("latency_s", "message_s", "wire_efficiency", "overlap_lost", "link_unfairness")
-        cluster = Cluster(bytes_per_s=CALIBRATION_MBIT * 1e6 / 8, wire_efficiency=WIRE_EFFICIENCY)
-        found[exchange] = fit(cluster, points, names if exchange != "allreduce" else ("latency_s", "wire_efficiency"))
+        found[exchange] = fit(points, ("latency_s", "wire_efficiency")) if exchange == "allreduce" else fit(points)
     return found
 
 

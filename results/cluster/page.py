@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from beside_others import OURS, at_one, by_columns, fastest_first, peers, percent
+from beside_others import at_one, by_columns, fastest_first, peers, percent
 from headline import undilated
 from plan import (
     DRAWN_STEPS,
@@ -41,7 +41,6 @@ CORRECTED = "2026-11-24"
 """The day on which three errors of the simulator were found by these rows."""
 Row = dict[str, Any]
 Rows = Sequence[Row]
-_ORDER = {name: place for place, name in enumerate(OURS)}
 
 
 def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
@@ -50,7 +49,7 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
         ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score"), ("to_score",)),
         ("What a user would pick instead, on the same wire", peers, of(rows, "peers"), ()),
         ("Eight hosts, not dilated", at_one, rows if of(rows, "undilated") and of(rows, "peers") else [], ()),
-        ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")], ("workers_", "servers_")),
+        ("Data points/s", main_rows, of(rows, "workers"), ("workers_", "servers_")),
         ("Backup workers", backup, of(rows, "backup"), ("backup_",)),
         ("Faults, with 64 workers", faults, of(rows, "faults"), ("faults",)),
         ("Central inference", central, of(rows, "central"), ("central_",)),
@@ -108,44 +107,23 @@ def _of_processors() -> dict[str, float]:
 
 
 def main_rows(rows: Rows) -> list[str]:
-    """What each exchange makes of the most workers, then all rows."""
+    """What each exchange makes of the most workers."""
     told = []
     key = ("network", "gbit")
-    for group, found in groupby(by_columns(of(rows, "workers"), *key), itemgetter(*key)):
+    for group, found in groupby(by_columns(rows, *key), itemgetter(*key)):
         mine = list(found)
         most = max(row["workers"] for row in mine)
         ranked = fastest_first([row for row in mine if row["workers"] == most])
         lines = (f"{way(row)} {row['data_points_per_s']:,.0f}{_over(row)}{mark(row)}" for row in ranked)
         told.append(f"- **{group[0]}, {group[1]:g} Gbit/s, {most} workers**: " + "; ".join(lines) + ".")
-    columns = ("network", "Gbit/s", "exchange", "n", "b", "D", "compute, ms", "bound, ms", "step, ms", "predicted")
-    more = ("error", "data points/s", "dropped", "busy", "server's cores")
-    shown = sorted(
-        rows,
-        key=lambda r: (
-            -len(r["part"]), r["network"], r["gbit"], _ORDER[r["exchange"]], r["colocated"], r["servers"], r["workers"],
-            r["backup"],
-        ),
-    )  # fmt: skip
     unlike = f"In brackets: what the exchange takes (step − compute), in bounds; asked was at most {ASKED_OVER_BOUND}."
     unlike += " Below 1: the steps of that row, 6 at least, drew shorter compute times than the mean of all."
-    return ["Data points/s, the most first. " + unlike, "\n".join(told), _COLUMNS, _table((*columns, *more), shown)]
+    return ["Data points/s, the most first. " + unlike, "\n".join(told), _COLUMNS]
 
 
 def _over(row: Row) -> str:
     over = (row["step_ms"] - row["slowest_compute_ms"]) / row["bound_ms"] if row["bound_ms"] else 0.0
     return f" ({over:.2f})" if over and row["exchange"] != "async" else ""
-
-
-def _table(columns: Sequence[str], rows: Rows) -> str:
-    cells = []
-    for row in rows:
-        network = row["network"] + (f", σ {row['tail']:g}" if row["tail"] else "")
-        times = [f"{row[name]:.1f}" for name in ("slowest_compute_ms", "bound_ms", "step_ms", "predicted_ms")]
-        rate, shares = f"{row['data_points_per_s']:,.0f}", (f"{row['dropped_share']:.1%}", f"{row['own_share']:.0%}")
-        cores = "–" if row["server_cores"] is None else f"{row['server_cores']:.1f}"
-        who = (network, f"{row['gbit']:g}", way(row), row["workers"], row["backup"], dilation_told(row))
-        cells.append((*who, *times, f"{row['error']:+.1%}", rate, *shares, cores))
-    return markdown(columns, cells)
 
 
 def backup(rows: Rows) -> list[str]:
@@ -267,7 +245,7 @@ in the cluster's time: measured, divided by D.
 
 {made}
 
-That are the newest rows. Of those shown here {machines}; `rows.jsonl` says of each which, its date and its commit.
+That are the newest rows. Of all of this page {machines}; `rows.jsonl` says of each which, its date and its commit.
 
 A worker stands for a node of 12 cores: its gradient takes the slowest of twelve drawn from recorded lanes \
 (`compute_times.csv`: rollouts of 5 steps × 4 environments of Breakout with forward and backward pass, on one core) \
@@ -285,14 +263,17 @@ the least busy try is shown, and is not counted. ‡: measured before the switch
 ([below](#does-d-matter)), or beside more other work than is allowed now; not yet again."""
 
 _COLUMNS = """\
-*compute*: mean over steps of the slowest worker that a step waits for. *bound*: the wire's (BytePS, OSDI'20), headers \
-of TCP not counted. *predicted*: by the simulator, before the row was measured, from calibration with at most 4 \
-workers that compute nothing (`calibrated.json`). *busy*: share of this machine's processors that the row's processes \
-took. *server's cores*: what the busiest server would need on a real host with such cores; beyond 1, one thread is \
-slower than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more)."""
+These are the ends of the figures' lines; all rows are in `rows.jsonl` (`part` *workers*, and *backup* of the next \
+section), the least busy tries of those with † in `refused.jsonl`. There, as in the tables here: *compute* \
+(`slowest_compute_ms`), the mean over steps of the slowest worker that a step waits for; *bound*, the wire's (BytePS, \
+OSDI'20), headers of TCP not counted; *predicted*, by the simulator, before the row was measured, from calibration \
+with at most 4 workers that compute nothing (`calibrated.json`); *busy* (`own_share`), the share of this machine's \
+processors that the row's processes took; `server_cores`, what the busiest server would need on a real host with such \
+cores: beyond 1, one thread is slower than the link there (an upper bound: at dilated rates packets come one by one, \
+and a byte costs more)."""
 
 _BACKUP = """\
-64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (rows: σ in the table above). \
+64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
 The simulator's advice is the best of the same b by its predictions, from which `dba3c simulate` chooses too."""
 
 _FAULTS = """\
@@ -330,8 +311,8 @@ _LIMITS = """\
 ## What this does not show
 
 - The processors are D times too fast: what servers and ranks spend on summing, on optimizers and in the kernel costs \
-a D-th of what it would. *Server's cores* says where that matters. Not dilated, a step of 2.7 MB takes the \
-busiest of 4 servers for 60 workers {server_ms:.0f} ms, the busiest of 60 beside them \
+a D-th of what it would. `server_cores` in `rows.jsonl` says where that matters. Not dilated, a step of 2.7 MB takes \
+the busiest of 4 servers for 60 workers {server_ms:.0f} ms, the busiest of 60 beside them \
 {beside_ms:.0f} ms, a rank of all-reduce {rank_ms:.0f} ms (`processors.jsonl`): less than the wire at 1 Gbit/s, and \
 but for the 4 servers more than it at 10, where only the time to 300 above counts it.
 - This kernel cannot delay packets: a round trip takes this machine's 0.1 to 0.3 ms divided by D, which is kind to a \

@@ -1,7 +1,7 @@
-"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine, 6 min).
+"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine).
 
 Real Breakout runs of one lane, which has a core to itself: 5 steps of its environments, forward and backward pass, of
-1 or 4 for each network (compute_times.csv), and of those that a lane has where all nodes share 720 (shared_times.csv).
+4 for each network (compute_times.csv), and of those that a lane has where all nodes share 720 (shared_times.csv).
 Those that are there already are left out (compute_times.csv was recorded with all processes of a run on one core). What
 adding up the lanes' gradients takes is measured by `python -m param_servers.benchmarks.lanes --lanes 2`.
 """
@@ -18,19 +18,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from plan import SHARED_TIMES, TIMES
+from plan import ENVIRONMENTS, SHARED_TIMES, TIMES
 
 from dba3c.simulation.calibration import calibrate
 from dba3c.studies.page import facts, rows_of, write_rows
 from param_servers.benchmarks.hosts import Snapshot
 
 ROLLOUTS = {"small": 2000, "nature": 2000, "dba3c": 1000}
-"""Of each number of environments: the slowest of 64 nodes × 12 lanes is drawn from them, and should not always be the
+"""The slowest of 64 nodes × 12 lanes is drawn from them, and should not always be the
 same one (what is there now is from when 400, 300 and 200 were recorded)."""
 QUIET_S, MOST_BUSY = 2.0, 0.05
 PRECISION = {"small": "bfloat16", "nature": "bfloat16", "dba3c": "float32"}
 """Of the presets (docs/environments.md); DBA3C's network is as it was in 2017."""
-ENVIRONMENTS = (1, 4)
 SHARED_ROLLOUTS = {1: 2000, 4: 1000, 20: 300}
 """Of so many environments of a lane: 720 in all are 60 nodes × 12 lanes × 1, 15 × 12 × 4, 3 × 12 × 20."""
 LENGTH_STEPS = 5
@@ -82,5 +81,5 @@ def append(path: Path, columns: Sequence[str], lines: Sequence[tuple[Any, ...]])
 
 if __name__ == "__main__":
     for of_network, number_of in ROLLOUTS.items():
-        record_rollouts(TIMES, of_network, dict.fromkeys(ENVIRONMENTS, number_of))
+        record_rollouts(TIMES, of_network, {ENVIRONMENTS: number_of})
     record_rollouts(SHARED_TIMES, "small", SHARED_ROLLOUTS)

@@ -57,7 +57,7 @@ def agent_steps_per_s(words: list[str]) -> float:
         shutil.rmtree(folder)
 
 
-def write_page() -> None:
+def write_page(made: str) -> None:
     """The table: medians of the rounds, and of the ratios to one lane within each round."""
     rounds: dict[tuple[str, str, str, int], list[dict[str, float]]] = defaultdict(list)
     for row in rows_of(HERE / "rows.jsonl"):
@@ -79,7 +79,7 @@ def write_page() -> None:
         mine = {row["megabytes"]: row for row in reduced if row["lanes"] == lanes}
         sums.append([lanes, *(f"{mine[mb]['step_ms']:.2f} ({mine[mb]['memory_share']:.0%})" for mb in sizes)])
     reduction = markdown(["lanes", *(f"{mb:g} MB" for mb in sizes)], sums)
-    renew(HERE / "README.md", made_by(facts("python results/lanes/measure.py")), speed, reduction)
+    renew(HERE / "README.md", made, speed, reduction)
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--envs", type=int, default=16, help="environments a core")
     options = parser.parse_args()
-    made = facts("")
+    made = facts("python results/lanes/measure.py")
     where = {"processor": made["host"]["processor"], "date": made["date"], "commit": made["source"]["commit"][:12]}
     for _ in range(options.rounds):
         for network, precision in (each.split(":") for each in options.networks):
@@ -104,7 +104,7 @@ def main() -> None:
     command = [sys.executable, "-m", "param_servers.benchmarks.lanes"]
     reduction = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     (HERE / "reduction.jsonl").write_text(reduction)
-    write_page()
+    write_page(made_by(made))
 
 
 if __name__ == "__main__":

@@ -16,20 +16,13 @@ from pathlib import Path
 
 from dba3c.studies.curve import Curve
 from dba3c.studies.page import made_by, markdown, renew
-from dba3c.studies.results import commit_into, read_results
-from dba3c.studies.statistics import time_to_goal
+from dba3c.studies.results import commit_into, read_results, time_to_score
 
 HERE = Path(__file__).resolve().parent
 GOAL = 475.0
 """Gymnasium's own: CartPole-v1 counts as solved."""
 WORDS = ("study", "learning_curves", "--env", "CartPole-v1", "--workers", "2", "--servers", "2", "--seeds", "10")
 TRAIN = ("--total-frames", "200000", "--stop-score", "1000", "--track")
-
-
-def frames_to_goal(curve: Curve) -> tuple[float, bool]:
-    """(frames until the mean of 50 games first was 475, True), or (the run's frames without, False)."""
-    row, frames = curve.reached(GOAL), curve.column("progress/frames")
-    return (float(frames[-1]), False) if row is None else (float(frames[row]), True)
 
 
 def final_score(curve: Curve) -> float:
@@ -40,7 +33,7 @@ def final_score(curve: Curve) -> float:
 def write_page() -> None:
     """The table and the machine of README.md, from the runs beside it."""
     (result,) = read_results(HERE).points
-    reached = time_to_goal(*zip(*map(frames_to_goal, result.curves), strict=True))
+    reached = time_to_score(result.curves, GOAL, "progress/frames")
     columns = ("runs", f"thousand frames to {GOAL:g}, median", "last 50 games, interquartile mean")
     row = (len(result.curves), reached.times(1e-3), result.estimate(final_score))
     renew(HERE / "README.md", made_by(result.curves[0].meta["lives"][0]), markdown(columns, [row]))

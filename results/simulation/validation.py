@@ -39,8 +39,6 @@ from param_servers.benchmarks.exchange import run as run_case
 
 RATE_MBIT = 100.0
 MEGABYTES = 1.33
-WIRE_EFFICIENCY = 1448 / 1514
-"""Payload of a full TCP segment / bytes of its Ethernet frame, as a token bucket counts them."""
 STRAGGLERS = (0.05, 3.0)
 """Share of steps, and by how much they are longer: added to what one quiet machine shows."""
 CALIBRATION = (
@@ -142,7 +140,6 @@ def compute_times(frames: int) -> ComputeTimes:
 
 def calibrated(points: list[tuple[Point, Measured]]) -> Cluster:
     """A cluster whose links have the stated rate; the rest is fitted to the calibration points."""
-    cluster = Cluster(bytes_per_s=RATE_MBIT * 1e6 / 8, wire_efficiency=WIRE_EFFICIENCY)
     seen = [
         MeasuredPoint(
             setup=point.setup,
@@ -152,7 +149,7 @@ def calibrated(points: list[tuple[Point, Measured]]) -> Cluster:
         )
         for point, measured in points
     ]
-    return fit(cluster, seen, ("latency_s", "message_s", "wire_efficiency", "overlap_lost", "link_unfairness"))
+    return fit(seen)
 
 
 def row_of(point: Point, measured: Measured, outcome: Outcome) -> dict[str, object]:

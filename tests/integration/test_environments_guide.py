@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("launch.cli.main")
 ROOT = Path(__file__).parents[2]
 LONGEST = 20  # lines, the command included
 TIMEOUT_S = 600

@@ -26,7 +26,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_is_drawn_again_from_committed_data(name: str, copy: Path, monkeypatch) -> None:
-    figures = list((copy / name).rglob("*.svg"))
+    figures = list((copy / name).rglob("*.png"))
     for figure in figures:
         figure.unlink()
     monkeypatch.setattr(sys, "argv", ["plot.py", name])
@@ -35,7 +35,7 @@ def test_every_figure_is_drawn_again_from_committed_data(name: str, copy: Path, 
 
 
 def test_every_folder_with_a_figure_is_drawn_by_make_results() -> None:
-    assert {path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("*.svg")} == set(PLOTS)
+    assert {path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("*.png")} == set(PLOTS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.parent.name)
@@ -71,6 +71,34 @@ def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> No
         assert len(changed) == 1 and changed[0].startswith("2030-01-01, 7 cores of X, commit abc.")
     with pytest.raises(UserError, match="has no table"):
         renew(costs / "README.md", "", markdown(["a", "b"], [[1, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("script", "writer", "made"),
+    [
+        ("algorithms/page.py", "main", ()),
+        ("batch_size/page.py", "main", ()),
+        ("gpu/measure.py", "write_page", ()),
+        ("lanes/measure.py", "write_page", ("",)),
+        ("learning_curves/measure.py", "write_page", ()),
+        ("peers/measure.py", "page", ()),
+        ("peers/scores.py", "page", ()),
+        ("throughput/measure.py", "write_page", ("",)),
+    ],
+)
+def test_a_page_is_what_its_script_writes(script: str, writer: str, made: tuple[str, ...], copy: Path) -> None:
+    before = {page: page.read_text(encoding="utf-8") for page in copy.glob("*/README.md")}
+    runpy.run_path(str(copy / script))[writer](*made)
+    assert {page: page.read_text(encoding="utf-8") for page in before} == before
+
+
+def test_a_line_without_runs_fails_its_figure_unless_it_is_optional(tmp_path: Path) -> None:
+    learning = runpy.run_path(str(RESULTS / "plot.py"))["learning"]
+    runs = {"Breakout": "breakout_2cores", "lost": "nowhere/seed-*"}
+    with pytest.raises(UserError, match="there is no run of lost below"):
+        learning({"score": "frames"}, runs)(tmp_path)
+    learning({"score": "frames"}, runs, ["lost"])(tmp_path)
+    assert (tmp_path / "score.png").exists()
 
 
 def test_a_page_of_two_measurements_says_of_each_where_it_was_made(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The queue of long runs loses none of them."""
 
+from dataclasses import replace
+
 import pytest
 import run_queue
 
@@ -51,3 +53,19 @@ def test_an_unpacking_that_was_interrupted_is_done_again(entries, monkeypatch):
     assert run_queue.state(entries[0]) == "packed"  # else it would begin anew, and its archive be deleted at its end
     run_queue.unpack(entries[0])
     assert (entries[0].run.folder / "checkpoints" / "step-7").is_dir()
+
+
+def test_only_the_agent_of_an_entry_that_says_so_is_kept(entries, monkeypatch):
+    kept = []
+    monkeypatch.setattr(run_queue, "keep_policy", lambda run, into, warn: kept.append(into))
+    for entry in (entries[0], replace(entries[1], is_kept=True)):
+        begin(entry)
+        run_queue.keep_agent(entry)
+    assert kept == [entries[1].results]
+
+
+def test_every_agent_that_is_committed_is_one_that_the_queue_keeps():
+    topics = {entry.topic for entry in run_queue.QUEUE}
+    there = {path.parent for topic in topics for path in (run_queue.HERE / topic).glob("*/*/checkpoints")}
+    kept = {entry.results for entry in run_queue.QUEUE if entry.is_kept}
+    assert there <= kept

@@ -2,11 +2,13 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from simulation.validation import (
     CALIBRATION,
+    TOLERANCE,
     VALIDATION,
     Measured,
     Point,
@@ -14,13 +16,16 @@ from simulation.validation import (
     draw,
     measure,
     predict,
+    read,
     row_of,
     tables,
     write,
 )
 
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup
+from param_servers.benchmarks.exchange import WARM_UP_STEPS
 
+COMMITTED = Path(__file__).resolve().parents[2] / "results" / "simulation"
 NAMESPACES = os.geteuid() == 0 and shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is not None
 TRUE = Cluster(bytes_per_s=12.5e6, latency_s=0.0004, message_s=0.0001, wire_efficiency=0.93, overlap_lost=0.3)
 
@@ -43,6 +48,19 @@ def test_calibration_finds_the_cluster_that_its_points_came_from():
     assert found.wire_efficiency == pytest.approx(0.93, rel=0.01)
     assert found.overlap_lost == pytest.approx(0.3, abs=0.05)
     assert found.latency_s == pytest.approx(0.0004, rel=0.3) and found.message_s == pytest.approx(0.0001, rel=0.3)
+
+
+def test_todays_model_is_still_within_ten_percent_of_every_step_that_was_measured():
+    rows, made = read(COMMITTED)
+    compute, cluster = ComputeTimes(**made["compute"]), Cluster(**made["calibrated"])
+    measured = [row for row in rows if row["part"] == "validation"]
+    assert [tuple(int(row[name]) for name in ("workers", "servers", "backup")) for row in measured] == list(VALIDATION)
+    for row, (n, k, b) in zip(measured, VALIDATION, strict=True):
+        steps = int(row["steps"])
+        times_s = compute.draw(1000, n, made["seed"])[: steps + WARM_UP_STEPS]
+        point = point_of(n, k, b, float(row["megabytes"]), "validation", times_s)._replace(steps=steps)
+        said_ms = 1e3 * predict(cluster, point).step_s
+        assert said_ms == pytest.approx(float(row["measured_ms"]), rel=TOLERANCE), (n, k, b)
 
 
 def test_a_straggler_that_sends_alone_loses_no_overlap():

@@ -32,6 +32,7 @@ def test_a_lost_life_neither_resets_the_game_nor_costs_a_step(made):
     assert transitions[-1].episodes[0].length_steps == len(transitions)
     after = play(envs, 2, FIRE)
     assert [bool(t.valid[0]) for t in after] == [False, True]
+    assert [bool(t.first[0]) for t in (*transitions, *after)] == [False] * len(transitions) + [True, False]
 
 
 def test_after_a_reset_the_ball_flies_and_after_a_lost_life_it_waits_for_fire(made):

@@ -11,11 +11,6 @@ from dba3c.environments.config import EnvironmentConfig, atari_games, stop_score
 from dba3c.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["2017", "v5", "v4-no-sticky"])
-def test_a_protocol_says_its_name(name):
-    assert protocol_name(with_protocol(EnvironmentConfig(), name)) == name
-
-
 def test_training_options_are_not_part_of_the_protocol():
     config = replace(with_protocol(EnvironmentConfig(), "v5"), episodic_life=True, clip_reward=False, envs_per_worker=7)
     assert protocol_name(config) == "v5"

@@ -112,7 +112,7 @@ def test_a_fit_finds_the_cluster_that_made_the_points():
         )
     ]
     points = [dataclasses.replace(point, step_s=point.predicted_s(hidden)) for point in points]  # as if measured
-    found = fit(Cluster(bytes_per_s=1.0), points)
+    found = fit(points, ("latency_s", "wire_efficiency", "overlap_lost", "link_unfairness"))
     assert found.latency_s == pytest.approx(0.004, rel=0.05)
     assert found.wire_efficiency == pytest.approx(0.9, rel=0.01)
     assert found.overlap_lost == pytest.approx(0.4, abs=0.02)

@@ -20,7 +20,6 @@ from dba3c.studies.results import (
     best_mean_score,
     commit_into,
     data_points_per_s,
-    hours_to_stop_score,
     mean_of,
     read_results,
 )
@@ -199,20 +198,24 @@ def test_a_score_that_only_an_evaluation_reached_was_reached_if_all_its_games_en
         "evaluation/games": np.array([np.nan, 50.0, 50.0]),
     }
     limits = {"stop_score": 30.0, "stop_games": 50}
-    assert hours_to_stop_score(Curve("run", columns, {"run": limits}, {})) == (2.0, True)
-    few = {**columns, "evaluation/games": np.array([np.nan, 9.0, 49.0])}
-    assert hours_to_stop_score(Curve("run", few, {"run": limits}, {})) == (3.0, False)
-    cut_short = {**columns, "evaluation/unfinished": np.array([np.nan, 1.0, 0.0])}
-    assert hours_to_stop_score(Curve("run", cut_short, {"run": limits}, {})) == (3.0, True)
-    assert hours_to_stop_score(Curve("run", columns, {}, {})) is None
+    assert alone(columns, run=limits) == (2.0, True)
+    assert alone({**columns, "evaluation/games": np.array([np.nan, 9.0, 49.0])}, run=limits) == (3.0, False)
+    assert alone({**columns, "evaluation/unfinished": np.array([np.nan, 1.0, 0.0])}, run=limits) == (3.0, True)
+    assert alone(columns) is None
+
+
+def alone(columns, **config):
+    """(hours to the stop score or without it, whether it was reached) of a point with one run."""
+    point = PointResult(Point(name="p", words=("breakout",), x=1), (Curve("run", columns, config, {}),), 1)
+    found = point.time_to_stop_score()
+    return found and (*found.seen, *found.reached)
 
 
 def test_what_evaluators_play_after_the_training_counts_neither_for_its_speed_nor_for_the_time_without_the_score():
     hours = np.array([0.0, 0.05, 0.1, 0.2])
     columns = {"progress/hours": hours, "progress/data_points": np.array([0.0, 18_000, 36_000, 36_000])}
-    curve = Curve("run", columns, {"run": {"stop_score": 30.0}}, {})
-    assert data_points_per_s(curve) == pytest.approx(100.0)
-    assert hours_to_stop_score(curve) == (0.1, False)
+    assert data_points_per_s(Curve("run", columns, {}, {})) == pytest.approx(100.0)
+    assert alone(columns, run={"stop_score": 30.0}) == (0.1, False)
 
 
 def test_an_evaluation_after_the_training_stands_where_its_checkpoint_was_written():
