@@ -158,7 +158,7 @@ def _text(number: float) -> str:
     return repr(number).removesuffix(".0")
 
 
-OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum"]
+OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
 ClipRule = Literal["global", "average_per_tensor", "none"]
 ExchangeName = Literal["local", "servers", "async", "allreduce", "majority"]
 CollectiveBackend = Literal["torch", "horovod", "mpi"]
@@ -180,11 +180,11 @@ class OptimizerConfig:
     beta2: float = option(0.999, least=0, below=1, optimizer="adam")
     """adam: decay of the mean of squared gradients."""
 
-    epsilon: float = option(1e-5, above=0, below=math.inf, optimizer="adam rmsprop")
-    """adam, rmsprop: added to the denominator."""
+    epsilon: float = option(1e-5, above=0, below=math.inf, optimizer="adam rmsprop adagrad adadelta")
+    """adam, rmsprop, adagrad, adadelta: added to the denominator."""
 
-    decay: float = option(0.99, least=0, below=1, optimizer="rmsprop")
-    """rmsprop (alpha): decay of the mean of squared gradients."""
+    decay: float = option(0.99, least=0, below=1, optimizer="rmsprop adadelta")
+    """rmsprop (alpha), adadelta (rho): decay of the mean of squared gradients."""
 
     momentum_coefficient: float = option(0.9, least=0, below=1, optimizer="momentum")
     """momentum: decay of the sum of gradients."""

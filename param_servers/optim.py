@@ -59,6 +59,19 @@ def _adam(config: OptimizerConfig, parameters: Tensor, gradient: Tensor, state: 
     parameters.addcdiv_(mean, denominator, value=-rate / (1 - config.beta1**steps))
 
 
+def _adagrad(config: OptimizerConfig, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
+    squares = state["sum"].addcmul_(gradient, gradient)
+    parameters.addcdiv_(gradient, _root(squares).add_(config.epsilon), value=-rate)
+
+
+def _adadelta(config: OptimizerConfig, parameters: Tensor, gradient: Tensor, state: State, rate: float) -> None:
+    squares, changes = state["square_avg"], state["acc_delta"]
+    squares.mul_(config.decay).addcmul_(gradient, gradient, value=1 - config.decay)
+    change = changes.add(config.epsilon).sqrt_().div_(squares.add(config.epsilon).sqrt_()).mul_(gradient)
+    changes.mul_(config.decay).addcmul_(change, change, value=1 - config.decay)
+    parameters.add_(change, alpha=-rate)
+
+
 def _root(squares: Tensor) -> Tensor:
     """Of 0, where no gradient ever was (dead units: a fifth of Nature's parameters after a minute), Intel's MKL takes
     20 times as long as of a number."""
@@ -70,6 +83,8 @@ _RULES: dict[OptimizerName, Rule] = {
     "momentum": Rule(("momentum_buffer",), False, _sgd),
     "rmsprop": Rule(("square_avg",), True, _rmsprop),
     "adam": Rule(("exp_avg", "exp_avg_sq"), True, _adam),
+    "adagrad": Rule(("sum",), True, _adagrad),
+    "adadelta": Rule(("square_avg", "acc_delta"), True, _adadelta),
 }
 
 

@@ -37,6 +37,7 @@ MOMENTS = {
     "momentum_buffer": "first_moment_norm",
     "exp_avg_sq": "second_moment_norm",
     "square_avg": "second_moment_norm",
+    "sum": "second_moment_norm",
 }
 """torch.optim's names of running means of the gradient, and of its square."""
 

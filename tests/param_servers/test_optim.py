@@ -20,12 +20,12 @@ def step(optimizer, gradient, learning_rate):
     optimizer.step(slice(0, len(gradient)), gradient, learning_rate)
 
 
-NAMES = ["rmsprop", "adam", "sgd", "momentum"]
+NAMES = ["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
 
 
 def numpy_oracle(name, gradients, x, lr, c):
     """The update rules as in their papers, float64, one element at a time by broadcasting."""
-    m, v = np.zeros_like(x), np.zeros_like(x)
+    m, v, d = np.zeros_like(x), np.zeros_like(x), np.zeros_like(x)
     for t, g in enumerate(gradients, start=1):
         if name == "sgd":
             x = x - lr * g
@@ -35,6 +35,14 @@ def numpy_oracle(name, gradients, x, lr, c):
         elif name == "rmsprop":
             v = c.decay * v + (1 - c.decay) * g**2
             x = x - lr * g / (np.sqrt(v) + c.epsilon)
+        elif name == "adagrad":
+            v = v + g**2
+            x = x - lr * g / (np.sqrt(v) + c.epsilon)
+        elif name == "adadelta":
+            v = c.decay * v + (1 - c.decay) * g**2
+            step = np.sqrt(d + c.epsilon) / np.sqrt(v + c.epsilon) * g
+            d = c.decay * d + (1 - c.decay) * step**2
+            x = x - lr * step
         elif name == "adam":
             m = c.beta1 * m + (1 - c.beta1) * g
             v = c.beta2 * v + (1 - c.beta2) * g**2

@@ -69,7 +69,7 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
         ),
         (
             "atari --decay 0.9",
-            "decay: an option of optimizer rmsprop only, and this run's optimizer is adam",
+            "decay: an option of optimizer rmsprop or adadelta only, and this run's optimizer is adam",
         ),
         (
             "breakout --clip-rule none --clip-norm 1",

@@ -9,7 +9,7 @@ from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.shard import Shard
 
-OPTIMIZERS: list[OptimizerName] = ["sgd", "momentum", "rmsprop", "adam"]
+OPTIMIZERS: list[OptimizerName] = ["sgd", "momentum", "rmsprop", "adam", "adagrad", "adadelta"]
 
 
 def randn(seed: int, *shape: int) -> torch.Tensor:
@@ -29,6 +29,8 @@ def test_shards_change_nothing_in_the_result(name: OptimizerName, numel: int, sh
         "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=config.momentum_coefficient),
         "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=config.decay, eps=config.epsilon),
         "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(config.beta1, config.beta2), eps=config.epsilon),
+        "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=config.epsilon),
+        "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.01, rho=config.decay, eps=config.epsilon),
     }[name]([torch.nn.Parameter(whole)])
     parameter = reference.param_groups[0]["params"][0]
     for step in range(3):
