@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # settings and launchers import this module, and torch costs 
     from torch import Tensor, nn
 
 Sharding = Literal["even_bytes", "greedy_by_tensor"]
+_NAMED = 4
+"""Of tensors that differ."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,24 @@ class FlatLayout:
         parts = zip(self.names, self.shapes, self.offsets, self.sizes, strict=True)
         return {name: flat[start : start + size].view(shape) for name, shape, start, size in parts}
 
+    def in_order_of(self, other: FlatLayout, flat: Tensor) -> Tensor:
+        """A buffer [P] of this layout in the order of another one of the same tensors.
+
+        Raises:
+            ConfigError: they are not the same; those that differ are named.
+        """
+        import torch
+
+        if other.names == self.names and other.shapes == self.shapes:
+            return flat
+        here, there = (dict(zip(each.names, each.shapes, strict=True)) for each in (other, self))
+        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        if differing:
+            named = "; ".join(_difference(name, here.get(name), there.get(name)) for name in differing[:_NAMED])
+            raise ConfigError(named + (f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""))
+        views = self.views(flat)
+        return torch.cat([views[name].reshape(-1) for name in other.names])
+
     def flatten(self, module: nn.Module) -> Tensor:
         """A new buffer [P] float32 with the module's parameters, in this layout's order."""
         import torch
@@ -130,6 +150,14 @@ class FlatLayout:
         """Raise ConfigError unless `flat` is [P]."""
         if flat.shape != (self.numel,):
             raise ConfigError(f"a flat buffer of shape [{self.numel}] is needed, got {list(flat.shape)}")
+
+
+def _difference(name: str, here: tuple[int, ...] | None, there: tuple[int, ...] | None) -> str:
+    if there is None:
+        return f"it has no {name} {list(here or ())}"
+    if here is None:
+        return f"it has {name} {list(there)} too"
+    return f"its {name} is {list(there)} instead of {list(here)}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dba3c.environments.normalization import statistics_of
@@ -20,10 +19,9 @@ from dba3c.errors import UserError
 from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from param_servers.checkpoint.files import load_checkpoint
-from param_servers.errors import CheckpointError, CheckpointUnreadable
+from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigError
 from param_servers.layout import FlatLayout
 
-_TENSORS_NAMED = 4
 _STEPS_NAMED = 8
 
 
@@ -52,26 +50,10 @@ class Policy:
         Raises:
             UserError: the checkpoint is of another network; the tensors that differ are named.
         """
-        here, there = _shapes(layout), _shapes(self.layout)
-        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        if differing:
-            named = "; ".join(_difference(name, here, there) for name in differing[:_TENSORS_NAMED])
-            more = f" and {len(differing) - _TENSORS_NAMED} more" if len(differing) > _TENSORS_NAMED else ""
-            raise UserError(f"checkpoint step-{self.step} is of another network: {named}{more}")
-        views = self.layout.views(self.parameters)
-        return torch.cat([views[name].reshape(-1) for name in layout.names])
-
-
-def _shapes(layout: FlatLayout) -> dict[str, tuple[int, ...]]:
-    return dict(zip(layout.names, layout.shapes, strict=True))
-
-
-def _difference(name: str, here: dict[str, tuple[int, ...]], there: dict[str, tuple[int, ...]]) -> str:
-    if name not in there:
-        return f"it has no {name} {list(here[name])}"
-    if name not in here:
-        return f"it has {name} {list(there[name])} too"
-    return f"its {name} is {list(there[name])} instead of {list(here[name])}"
+        try:
+            return self.layout.in_order_of(layout, self.parameters)
+        except ConfigError as error:
+            raise UserError(f"checkpoint step-{self.step} is of another network: {error}") from None
 
 
 def load_policy(checkpoint: Path) -> Policy:

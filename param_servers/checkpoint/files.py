@@ -67,24 +67,18 @@ class Checkpoint:
         """Parameters [n] and optimizer state of one shard of `plan`, which may cut and order the tensors otherwise.
 
         Raises:
-            CheckpointError: `plan` holds other tensors.
+            CheckpointError: `plan` holds other tensors; those that differ are named.
         """
-        if dict(zip(plan.layout.names, plan.layout.shapes, strict=True)) != dict(
-            zip(self.layout.names, self.layout.shapes, strict=True)
-        ):
-            raise CheckpointError(f"the checkpoint of step {self.step} holds other tensors than this model")
-        part = plan.slice_of(shard)
-        state = {
-            name: tensor if tensor.dim() == 0 else self._reordered(tensor, plan.layout)[part]
-            for name, tensor in self.optimizer_state.items()
-        }
-        return self._reordered(self.parameters, plan.layout)[part], state
-
-    def _reordered(self, flat: Tensor, layout: FlatLayout) -> Tensor:
-        if layout.names == self.layout.names:
-            return flat
-        views = self.layout.views(flat)
-        return torch.cat([views[name].reshape(-1) for name in layout.names])
+        try:
+            ordered = {
+                name: tensor
+                if tensor.dim() == 0
+                else self.layout.in_order_of(plan.layout, tensor)[plan.slice_of(shard)]
+                for name, tensor in {**self.optimizer_state, "": self.parameters}.items()
+            }
+        except ConfigError as error:
+            raise CheckpointError(f"checkpoint step-{self.step} is of another network: {error}") from None
+        return ordered.pop(""), ordered
 
 
 def shard_file(shard: int, num_shards: int) -> str:

@@ -112,3 +112,12 @@ def test_bad_layouts_and_plans_are_named():
         FlatLayout.of({"a": (3,)}).views(torch.zeros(4))
     with pytest.raises(ConfigError, match="unknown sharding 'random'"):
         plan_shards(FlatLayout.of({"a": (3,)}), 1, "random")
+
+
+def test_a_buffer_is_ordered_anew_and_of_other_tensors_those_that_differ_are_named():
+    here, there = FlatLayout.of({"a": (2,), "b": (1,)}), FlatLayout.of({"b": (1,), "a": (2,)})
+    assert here.in_order_of(there, torch.tensor([1.0, 2.0, 3.0])).tolist() == [3.0, 1.0, 2.0]
+    other = FlatLayout.of({"a": (1, 2), "c": (1,)})
+    with pytest.raises(ConfigError) as refused:
+        here.in_order_of(other, torch.zeros(3))
+    assert str(refused.value) == "its a is [2] instead of [1, 2]; it has b [1] too; it has no c [1]"
