@@ -198,6 +198,8 @@ class TrainConfig:
             for group, name, value in RETIRED_OPTIONS:
                 if tree.get(group, {}).get(name, ...) == value:
                     del tree[group][name]
+            if isinstance(several := tree.get("run", {}).get("evaluators"), int):  # which shared a checkpoint's games
+                tree["run"]["evaluators"] = min(1, several)
             return _converter.structure(tree, TrainConfig)
         except json.JSONDecodeError as error:
             raise UserError(f"{source} is not valid JSON: {error}") from error

@@ -27,7 +27,6 @@ from dba3c.errors import (
     RUN_TAKEN_OVER_EXIT,
     USER_ERROR_EXIT,
     UserError,
-    warn_on_stderr,
 )
 from dba3c.own_code import ANYTHING
 from dba3c.roles import PER_START, ROLES, RunProcess
@@ -38,7 +37,7 @@ from dba3c.workers.worker import check_own_code
 from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.cluster.network import LISTEN_HOST_VARIABLE
 from launch.local.child import exit_with_parent
-from launch.local.resources import given_cores, said_threads, slow_precision
+from launch.local.resources import given_cores, said_threads
 from launch.output import harmless_output
 from param_servers.errors import (
     CheckpointError,
@@ -176,8 +175,6 @@ def check(words: Sequence[str]) -> int:
         if config.central.mode == "central":
             check_trainable(replace_options(config, device="cpu"))
         check_disk(Path(run_dir), parameters, config.exchange.checkpoints_kept)
-        if slow := slow_precision(config.network):
-            warn_on_stderr(slow)
     except (UserError, ConfigError, CheckpointError, ParamServersError) as error:
         Path(why_not).write_bytes(" ".join(str(error).split()).encode("utf-8", "surrogateescape"))
         return USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError, CheckpointError)) else RUN_BROKEN_EXIT

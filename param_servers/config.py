@@ -320,6 +320,7 @@ class ExchangeConfig:
             join_timeout_s=self.join_timeout_s,
             reconnect_timeout_s=self.reconnect_timeout_s,
             checkpoint_timeout_s=self.checkpoint_timeout_s,
+            told_once=self.exchange == "allreduce" and self.collective_backend == "horovod",
         )
 
     @property

@@ -55,7 +55,9 @@ class Timeouts:
         join_timeout_s: float = 300.0,
         reconnect_timeout_s: float = 300.0,
         checkpoint_timeout_s: float = 120.0,
+        told_once: bool = False,
     ) -> None:
+        """`told_once`: the library that sums takes one patience for all sums, the first among them (Horovod)."""
         # -- any link
         self.silence_s = max(step_timeout_s, 1.0)
         """A host that acknowledges no bytes for so long is gone."""
@@ -87,7 +89,9 @@ class Timeouts:
         """For a server whose link broke: server 0 may notice the loss later, and then waits."""
         self.first_sum_s = max(self.join_s, self.step_s, self.disk_s) + MARGIN_S
         """A rank: for the others until the first step of an all-reduce. Rank 0 may be reading a checkpoint, others may
-        wait for their actors or fill their replay. Over Horovod, which is told once, for them in any step."""
+        wait for their actors or fill their replay."""
+        self.sum_s = self.first_sum_s if told_once else self.step_s
+        """A rank: for the others in any other sum."""
         self.chief_silence_s = 2 * self.step_s
         """For a word of server 0, or of the chief."""
         self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + self.disk_s + MARGIN_S
@@ -113,7 +117,7 @@ class Timeouts:
         # -- processes
         self.servers_end_s = self.answer_s + self.disk_s + MARGIN_S
         """Who has forked a whole run: for its servers to end when all workers, or another server, have ended."""
-        self.stop_s = self.step_s + self.disk_s + self.last_words_s + MARGIN_S
+        self.stop_s = self.sum_s + self.disk_s + self.last_words_s + MARGIN_S
         """A supervisor: from a request to stop to the end, with a checkpoint."""
         self.drain_s = self.disk_s + self.last_words_s + MARGIN_S
         """A supervisor, or who has forked a whole run: from the end of who decides to the end of all; in an all-reduce

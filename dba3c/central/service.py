@@ -3,7 +3,7 @@
     1. an actor joins: each of its groups begins an unroll, a former life's partial unrolls are dropped;
     2. a group's observation is received straight into its unroll and offered to the batch;
     3. when the batch is due, its stacks are rebuilt, the policy decides, and every group gets its actions;
-    4. an actor leaves, freezes or breaks the rules: its groups are dropped, nobody waits.
+    4. an actor leaves or breaks the rules: its groups are dropped, nobody waits.
 
 A batch is due when it has reached its target size, or its oldest observation has waited for the timeout, or when
 nobody is left who could still add to it: a dead actor makes batches smaller, a frozen one costs them the timeout at

@@ -6,6 +6,7 @@
 lie beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest, and old ones are deleted.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -229,8 +230,13 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
 def evaluated_policies(folder: RunFolder, games: int, actions: Actions) -> set[str]:
     """SHA-256 of the parameters with which so many games of the first stream were played with such actions, in this
     life of the run or before."""
-    found = map(_read, sorted((folder.path / FOLDER).glob(f"step-*-{actions}.json")))
-    return {one["parameters_sha256"] for one in found if not one.get("unfinished", 1) and len(one["scores"]) >= games}
+    policies = set()
+    for path in (folder.path / FOLDER).glob(f"step-*-{actions}.json"):
+        with contextlib.suppress(OSError):  # its games are played again
+            found = _read(path)
+            if not found.get("unfinished", 1) and len(found["scores"]) >= games:
+                policies.add(found["parameters_sha256"])
+    return policies
 
 
 def _read(path: Path) -> dict[str, Any]:

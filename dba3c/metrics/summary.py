@@ -213,9 +213,10 @@ class RunSummary:
             self._steps = self._ended_steps = 0
             self._told_steps.clear()
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
-        next_s = self.facts.lives[life + 1].started_s if life + 1 < len(self.facts.lives) else math.inf
-        if time_s < next_s - CLOCKS_S:  # else perhaps the next life's, from a clock that is behind
-            self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
+        lives = self.facts.lives[life : life + 2]
+        if len(lives) == 2 and lives[0].ended_s == math.inf and time_s >= lives[1].started_s - CLOCKS_S:
+            return  # it was killed, nobody noted when: perhaps the next life's, from a clock that is behind
+        self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
     def judge(self) -> None:
         """Renew `life_mean` and `best_mean`; to be called when the records of all processes until now are here."""

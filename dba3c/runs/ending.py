@@ -81,7 +81,7 @@ class StopRule:
         if limit is None and looks and now_s >= self._until_s:
             limit = f"{self.max_hours} hours of this life are over"
         if limit is not None:
-            self.folder.stop_here(limit, finished=True)  # monitor, evaluators and recorders look for it there
+            self.folder.stop_here(limit, finished=True)  # monitor, evaluator and recorder look for it there
             return limit
         if not looks:
             return None

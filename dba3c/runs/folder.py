@@ -6,7 +6,7 @@ metrics/ROLE-RANK.jsonl  append-only records: the truth
 tensorboard/  checkpoints/  videos/  audit/
 observations/          statistics that observations are normalised by, where they are
 curve.csv              in a committed run's place of metrics/
-rendezvous/NAME.json   where a server listens, who plays which games, …: in this life
+rendezvous/NAME.json   where a server listens, who has left, …: in this life
 secret                 0600, made once: shared by the processes of the run
 stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
 lock.json              who writes here now (dba3c.runs.lock)
@@ -361,7 +361,7 @@ class RunFolder:
         write_atomically(self.rendezvous / f"{name}.json", json.dumps(dict(address)) + "\n")
 
     def note_left(self, role: str, rank: int) -> None:
-        """A process of the training has ended as asked: the run's last checkpoint is there, or will be at once."""
+        """A process has ended as asked; one of the training: the last checkpoint is there, or will be at once."""
         self.publish(f"left-{role}-{rank}", {})
 
     def has_left(self, role: str, rank: int) -> bool:

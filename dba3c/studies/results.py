@@ -120,7 +120,7 @@ def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> i
 
 
 def _trained(curve: Curve, chart: str = HOURS) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Data points, and the chart when there were so many, until the last were added: evaluators may play on."""
+    """Data points, and the chart when there were so many, until the last were added: an evaluator may play on."""
     counts, values = curve.recorded("progress/data_points"), curve.recorded(chart)
     if not counts.size or not values.size:
         return np.empty(0), np.empty(0)

@@ -148,7 +148,7 @@ def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) ->
     if env_or_preset in PRESETS:
         if own.get("preset") not in (None, env_or_preset):  # another one is to learn what this one is for
             given = {"env_id": PRESETS[env_or_preset][1], **given}
-        return TrainWords(given=given, **{"preset": env_or_preset, **own})
+        return TrainWords(given=given, **{**own, "preset": own.get("preset") or env_or_preset})
     if env_or_preset is not None:
         _refuse_mistyped_preset(env_or_preset)
         if "env_id" in given:

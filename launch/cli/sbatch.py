@@ -51,8 +51,8 @@ class SlurmShape:
     backup_workers: int = 0
     """Workers whose gradient an update need not wait for."""
 
-    evaluators: int = 0
-    """Ranks that play full games with each new checkpoint."""
+    evaluators: int = option(0, least=0, most=1)
+    """1: a rank plays full games with each new checkpoint."""
 
     recorders: int = option(0, least=0, most=1)
     """1: a rank films a game of each n-th checkpoint."""

@@ -58,7 +58,7 @@ def sweep(words: Sequence[str]) -> int:
     for name in ("seeds", "trials"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
-    if axes and arguments.search is None and "--trials" in {word.partition("=")[0] for word in own}:
+    if axes and arguments.search is None and "--trials" in own:
         raise UserError("--trials is of a search: --search optuna")
     folder = arguments.into or Path("studies") / name_of(common, axes)
     goes_on = not axes and not common and (folder / STUDY_FILE).exists()
@@ -94,7 +94,7 @@ def trial_of(task: str | None, trials: int) -> int | None:
 
 def extended(declared: Study, folder: Path, own: Sequence[str], arguments: SweepArguments) -> Study:
     """A sweep that goes on, with the seeds and trials that are given now. Raises UserError: it draws no trials."""
-    given = {word.partition("=")[0] for word in own}
+    given = set(own)
     if "--seeds" in given:
         declared = replace(declared, seeds=tuple(range(arguments.seeds)))
     if "--trials" in given:

@@ -122,7 +122,7 @@ def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_s
 
 
 def check_machine(config: TrainConfig, processes: int) -> None:
-    """All but the disk, for a run whose processes are all here: so many.
+    """All but the disk, for a run whose processes are all here: so many; and whether its precision is slow here.
 
     Raises:
         UserError: a tracker's client or a collective backend is not installed, `listen_host` is no address of this
@@ -137,6 +137,8 @@ def check_machine(config: TrainConfig, processes: int) -> None:
         raise UserError(f"{exchange.num_servers} servers cannot all listen on --port {exchange.port} of one machine")
     check_listen_host(listen_address(exchange.listen_host, exchange.interface))
     check_open_files(processes)
+    if slow := slow_precision(config.network):
+        warn_on_stderr(slow)
 
 
 def slow_precision(network: NetworkConfig) -> str:

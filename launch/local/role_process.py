@@ -7,7 +7,7 @@ from dba3c.runs.ending import TRAINING_ROLES
 
 RESTART_WINDOW_S = 3600.0
 DRAIN_TIMEOUT_S = 30.0
-"""Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
+"""Of a process that has nothing to do after the run's end; who only reads has the evaluation budget on top."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,7 @@ class Supervisor:
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
                 self._lost = self._noted(gone)
             self._tell("left", f"{lost}; the run goes on without it" + (spec.missed and f", {spec.missed}"))
+            self._note_that_it_has_left(spec)
         else:
             said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
             if (said_so or (spec.essential and (spec.saves_last or not self._ended_well))) and not self._failure:
@@ -254,6 +256,13 @@ class Supervisor:
             elif spec.decides:
                 self._lost = self._noted(gone)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
+            self._note_that_it_has_left(spec)
+
+    def _note_that_it_has_left(self, spec: RoleProcess) -> None:
+        """Of an evaluator, which did not come to it: the monitor waits for one that may play on."""
+        if spec.role == "evaluator":
+            with suppress(UserError):  # a full disk: its patience has an end
+                RunFolder(self.run_dir).note_left(spec.role, spec.rank)
 
     def _starts_again(self, spec: RoleProcess, incarnation: int) -> bool:
         """Whether this machine has room for it; where it has not, the run may go on without."""

@@ -173,11 +173,8 @@ def sweep_unfinished(directory: Path, step: int, term: int) -> None:
 
 def set_aside_after(directory: Path, step: int) -> None:
     """Rename checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
-    later = [path for saved, path in _found(directory) if saved > step]
-    for path in later:
+    for path in [path for saved, path in _found(directory) if saved > step]:
         _set_aside(path)
-    if later:
-        _sync(directory)
 
 
 def _set_aside(path: Path) -> None:

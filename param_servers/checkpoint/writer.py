@@ -36,8 +36,8 @@ class Checkpoints:
 
     Args:
         directory: None: nothing is written, and only the initial parameters can be loaded.
-        initial: [P] float32, parameters of step 0, in the order of `plan`; None, of who never goes back to them: a copy
-            is kept.
+        initial: [P] float32, parameters of step 0, in the order of `plan`: a copy is kept. None: of who never goes back
+            to them.
     """
 
     def __init__(

@@ -42,6 +42,9 @@ def test_a_run_folder_from_before_an_option_went_is_read_where_it_means_the_same
     tree["environment"]["atari_backend"] = "envpool"
     with pytest.raises(UserError, match="atari_backend"):
         TrainConfig.from_json(json.dumps(tree))
+    tree = json.loads(TrainConfig().to_json())
+    tree["run"]["evaluators"] = 2
+    assert TrainConfig.from_json(json.dumps(tree)).run.evaluators == 1
     for folder in ("breakout_central", "games/Pong/seed-0"):  # one says `inference_thread` shared, the other own
         TrainConfig.from_json((RESULTS / folder / "config.json").read_text(encoding="utf-8"))
 

@@ -70,7 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         ([], {}),
         (["--env", "CartPole-v1"], {"env": "CartPole-v1"}),
         (["breakout", "--env", "ALE/Pong-v5"], {"env": "ALE/Pong-v5"}),
-        (["sac", "--max-hours", "2", "--run-dir", "here"], {"max_hours": 2, "run_dir": "here"}),
+        (["sac", "--max-hours", "2", "--run-dir", "here"], {"max_hours": 2, "run_dir": "here", "preset": None}),
     ],
 )  # fmt: skip
 def test_options_mean_what_they_mean_on_the_command_line(

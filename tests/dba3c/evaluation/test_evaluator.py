@@ -182,6 +182,18 @@ def test_games_played_by_hand_with_other_actions_are_not_the_evaluator_s(cartpol
     assert evaluated_policies(run, 2, "greedy") == {policy.sha256}
 
 
+def test_games_that_cannot_be_read_are_played_again(cartpole, monkeypatch):
+    run, policy = cartpole
+    evaluate(CARTPOLE, policy, games=2).save(run)
+    assert evaluated_policies(run, 2, "sampled") == {policy.sha256}
+
+    def stale(path, **_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "read_text", stale)
+    assert evaluated_policies(run, 2, "sampled") == set()
+
+
 def test_games_of_another_stream_or_with_an_end_cut_off_are_not_the_evaluator_s(cartpole):
     run, policy = cartpole
     evaluate(CARTPOLE, policy, games=2, seed_index=1).save(run)

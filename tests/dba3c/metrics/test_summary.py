@@ -136,6 +136,12 @@ def test_a_record_whose_clock_is_behind_adds_no_time_between_two_lives(ended_s):
     assert summary.hours() == pytest.approx((1.0, 12.0))
 
 
+def test_lives_that_are_shorter_than_clocks_may_differ_count_where_their_ends_were_noted():
+    lives = (Life(0.0, 1.0, is_over=True, ended_s=5.0), Life(6.0, 1.0, is_over=True, ended_s=11.0), Life(12.0, 1.0))
+    records = [record("step", time_s) for time_s in (5.0, 11.0, 17.0)]
+    assert summary_of(*records, facts=RunFacts("run", lives=lives)).hours() == pytest.approx((15 / 3600, 15 / 3600))
+
+
 def test_active_workers_are_what_the_server_says_while_it_speaks():
     summary = summary_of(
         record("step", 100.0, rank=0), record("step", 99.0, rank=1), record("step", 80.0, rank=2),

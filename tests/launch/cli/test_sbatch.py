@@ -52,6 +52,7 @@ def test_every_committed_script_is_there() -> None:
     [
         ({"nodes": 1}, "1 nodes × 1 started 1 rank, but 1 server leaves none for a worker"),
         ({"nodes": 3, "evaluators": 1, "recorders": 1}, "3 ranks, but 1 server . 1 evaluator . 1 recorder leave none"),
+        ({"evaluators": 2}, "evaluators must be at least 0 and at most 1, got 2"),
         ({"nodes": 4, "servers": 4}, "4 nodes × 1 started 4 ranks, but 4 servers leave none for a worker"),
         ({"nodes": 0}, "nodes must be at least 1"),
         ({"time": "00:03:00"}, "a job of 00:03:00 is warned 180 s before its end: give it 300 s more than that"),

@@ -193,7 +193,7 @@ def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
     assert main(["sweep", *into, "--seeds", "5"]) == 0
     assert (tmp_path / "study.json").read_bytes() == before
     said = SweepArguments(into=tmp_path, seeds=5, trials=9)
-    assert extended(found, tmp_path, ["--seeds=5"], said).seeds == (0, 1, 2, 3, 4) == load(tmp_path).seeds
+    assert extended(found, tmp_path, ["--seeds", "5"], said).seeds == (0, 1, 2, 3, 4) == load(tmp_path).seeds
     with pytest.raises(UserError, match="holds a grid, which draws no trials"):
         extended(found, tmp_path, ["--trials", "9"], said)
     searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "search")

@@ -3,7 +3,6 @@
 import importlib.util
 import resource
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from dba3c.assembly.model import check_buildable
 from dba3c.errors import UserError
-from launch import role
 from launch.cli.options import parse_train
 from launch.local import resources
 from launch.local.resources import check_listen_host, check_open_files
@@ -94,13 +92,12 @@ def test_only_who_computes_in_bfloat16_hears_that_it_is_the_slower_one_here(
     precision: str,
     multiplies: bool,
     warned: bool,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(resources, "multiplies_bfloat16", lambda: multiplies)
     config = parse_train([*WORDS, precision]).config(1)
-    assert role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why_not")]) == 0
+    resources.check_machine(config, 2)
     said = (
         "dba3c: warning: this processor has no instructions for bfloat16, which may be much slower: --precision float32"
     )

@@ -269,6 +269,19 @@ def test_a_broken_monitor_does_not_end_the_run(lab: Lab) -> None:
     assert lab.finish() == 0
 
 
+def test_an_evaluator_that_is_not_started_again_has_left_the_monitor_does_not_wait_for_it(lab: Lab) -> None:
+    run = RunFolder(lab.run_dir)
+    run.rendezvous.mkdir(exist_ok=True)
+    lab.start(
+        lab.process("server", 0, "obedient"),
+        lab.process("evaluator", 0, "fails", decides=False, essential=False),
+    )
+    wait_until(lambda: bool(lab.said), "its end to be told")
+    wait_until(lambda: run.has_left("evaluator", 0), "its note")
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+
+
 def test_when_nobody_is_left_to_end_the_run_it_has_failed(lab: Lab) -> None:
     lab.start(
         lab.process("worker", 0, "obedient", essential=False),
