@@ -35,7 +35,11 @@ CORE_HOURS, GAMES, POINTS = 0.75, 50, 150
 GOALS = {"Breakout": 300.0, "Pong": 20.0}
 LOOK_S = 1.0
 OURS = {
-    "Breakout": {"ours, preset breakout": "peers/breakout", "ours, preset atari": "games/Breakout/seed-0"},
+    "Breakout": {
+        "ours, preset breakout": "peers/breakout",
+        "ours, preset breakout, bfloat16": "breakout_lanes/nstep/seed-3",
+        "ours, preset atari": "games/Breakout/seed-0",
+    },
     "Pong": {"ours, preset atari": "games/Pong/seed-0"},
 }
 """Our runs of each game, from results/."""
@@ -132,18 +136,20 @@ def page() -> None:
     table = []
     for game, rows in played().items():
         lines = [
-            (row["system"], row["score"][-1], row["agent_steps"][-1], row["games"], f"{row['processor']}, float32")
+            (row["system"], row["score"][-1], "", row["agent_steps"][-1], row["games"], f"{row['processor']}, float32")
             for row in rows
         ]
         for name, curve in ours(game).items():
-            at = int(np.searchsorted(curve.column("progress/cpu_hours"), CORE_HOURS)) - 1
+            hours = curve.column("progress/cpu_hours")
+            at = int(np.searchsorted(hours, CORE_HOURS)) - 1
+            ended = f" (ended at its goal, {hours[-1]:.2f})" if hours[-1] < CORE_HOURS else ""
             score, steps, games = (
                 float(curve.column(each)[at]) for each in ("score/mean", "progress/data_points", "progress/games")
             )
             processor, precision = curve.meta["lives"][-1]["host"]["processor"], curve.config["network"]["precision"]
-            lines.append((name, score, steps, games, f"{processor}, {precision}"))
-        for name, score, steps, games, computed_by in sorted(lines, key=lambda line: -line[1]):
-            table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}", computed_by])
+            lines.append((name, score, ended, steps, games, f"{processor}, {precision}"))
+        for name, score, ended, steps, games, computed_by in sorted(lines, key=lambda line: -line[1]):
+            table.append([game, name, f"{score:,.1f}{ended}", f"{steps / 1e6:.2f}", f"{games:,.0f}", computed_by])
     head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games", "computed by"]
     renew(HERE / "README.md", "", markdown(head, table))
     draw(HERE)
