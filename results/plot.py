@@ -82,6 +82,7 @@ def algorithms(folder: Path) -> None:
         "pendulum": (None, {"SAC (preset sac)": "sac-Pendulum"}),
         "halfcheetah": (4800.0, {"PPO (preset mujoco)": "mujoco-HalfCheetah", "SAC (preset sac)": "sac-HalfCheetah"}),
         "vizdoom": (75.0, {"actor-critic, LSTM (preset vizdoom)": "vizdoom-basic"}),
+        "pong": (None, {"R2D2, of all exploration rates": "r2d2-Pong"}),
     }
     for name, (goal, runs) in played.items():
         patterns = {label: f"{folder.name}/{run}/seed-*" for label, run in runs.items()}

@@ -15,7 +15,7 @@ COLUMNS = (
     "recipe", "environment", "seeds", "goal", "thousand frames to the goal, median",
     "core-minutes to the goal, median", "best mean of 50 games, IQM", "at the end, IQM", "computed by",
 )  # fmt: skip
-RECIPES = {"ppo-LunarLander": "long PPO"}
+RECIPES = {"ppo-LunarLander": "long PPO", "r2d2-Pong": "r2d2, small updates"}
 """Those that are no preset."""
 GOALS = {
     "CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "HalfCheetah-v5": 4800.0, "vizdoom/basic": 75.0
