@@ -97,8 +97,8 @@ R2D2_OF_A_LAPTOP = (
     " --discount 0.99 --learning-rate 3e-4 --epsilon 1e-4"
 )
 """With the preset's 64 sequences of 40 + 100 steps an update took 12.6 core-seconds: 570 in two core-hours, and the
-target network is copied at every 2,500th. With 16 of 10 + 20 steps it takes 0.5. A gradient's norm is 0.5 then, 3e-4 for
-an element, hence the smaller ε."""
+target network is copied at every 2,500th. With 16 of 10 + 20 steps it takes 0.5. A gradient's norm is 0.5 then, 3e-4
+for an element, hence the smaller ε."""
 LANES = "--exchange local --workers 1 --lanes 2"
 
 RECIPES = {
