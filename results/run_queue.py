@@ -139,6 +139,11 @@ def sticky(env_id: str, core_hours: float = 1.5) -> Entry:
     return replace(plain, name=plain.name + STICKY, words=(*plain.words, "--protocol", "v5"))
 
 
+def beside_peers(env_id: str) -> Entry:
+    """The preset for all games on the processor on which other systems were played (results/peers), and as long."""
+    return replace(game(env_id, core_hours=0.76), topic="peers", name=f"atari-{name_of(env_id)}", is_kept=False)
+
+
 def batch(
     samples: int,
     learning_rate: float,
@@ -258,6 +263,7 @@ QUEUE: tuple[Entry, ...] = (
     batch(1920, 1e-3, "adam"),
     breakout(3),
     breakout(4),
+    *(beside_peers(env_id) for env_id in ("ALE/Breakout-v5", "ALE/Pong-v5")),
 )
 
 
