@@ -51,7 +51,7 @@ def evaluate(
         UserError: there is no such checkpoint, its environment cannot be played here, or its folder not be written.
     """
     games, seed_index = whole_number("games", games), whole_number("seed_index", seed_index)
-    env_threads = whole_number("env_threads", env_threads or usable_cores())
+    env_threads = whole_number("env_threads", usable_cores() if env_threads is None else env_threads)
     step = None if step is None else whole_number("step", step)
     folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
     into = folder_for_outputs(folder)

@@ -3,6 +3,7 @@
 They find each other through small files in the run folder, rewritten at each start.
 """
 
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -151,6 +152,7 @@ def seed_own_code(role: str, process: RunProcess) -> None:
 
     words = process.config.run.seed, list(ROLES).index(role), process.rank, process.incarnation, process.lane
     seed = int(np.random.SeedSequence(words).generate_state(1)[0])
+    random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 

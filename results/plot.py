@@ -12,6 +12,7 @@ import numpy as np
 from architectures.costs import ARCHITECTURES, plot_costs, read_csv
 from cluster import headline
 from games import measure as seven_games
+from games.measure import CPU_HOURS, MEAN_OF_GAMES
 from matplotlib.axes import Axes
 from peers import scores as peers_scores
 from simulation import validation
@@ -36,11 +37,8 @@ from dba3c.studies.statistics import interquartile_mean
 from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent
-CPU_HOURS = "progress/cpu_hours"
+CORE_HOURS_AND_MEAN = ("core-hours of processor time, all roles", f"mean score of the last {MEAN_OF_GAMES} games")
 """Not core-hours held: long runs shared their machine with other work."""
-GAMES = 50
-"""In a mean score; before so many were played it is of fewer."""
-CORE_HOURS_AND_MEAN = ("core-hours of processor time, all roles", f"mean score of the last {GAMES} games")
 
 
 # -- learning curves ---------------------------------------------------------------------------------------------------
@@ -107,7 +105,7 @@ def recipes(folder: Path) -> None:
 
 def score(axes: Axes, curve: Curve, x: str, **look: Any) -> None:
     """The mean score where it is one of enough games."""
-    known = curve.column("progress/games") >= GAMES
+    known = curve.column("progress/games") >= MEAN_OF_GAMES
     axes.plot(curve.column(x)[known], curve.column("score/mean")[known], linewidth=1.4, **look)
 
 

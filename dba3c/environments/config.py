@@ -82,7 +82,8 @@ def check_env_id(env_id: str) -> None:
         legacy = _LEGACY_ATARI.match(env_id)
         if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
             sticky = "0.25" if legacy["version"] == "0" else "0"
-            skip = {None: "2 4", "NoFrameskip": "1", "Deterministic": "4"}[legacy["suffix"]]
+            deterministic = "3" if legacy["game"] == "SpaceInvaders" else "4"  # with 4 its lasers cannot be seen
+            skip = {None: "2 4", "NoFrameskip": "1", "Deterministic": deterministic}[legacy["suffix"]]
             raise UserError(
                 f"{env_id} is a legacy id: write ALE/{legacy['game']}-v5 and say the protocol with "
                 f"--frame-skip {skip} --repeat-action-probability {sticky}"
@@ -136,7 +137,8 @@ class EnvironmentConfig:
     them, travels."""
 
     env_threads: int = option(1, least=1)
-    """C++ threads that step a worker's Atari games; 1 where there is a worker per core."""
+    """C++ threads that step a worker's Atari games, which other environments have not; 1 where there is a worker per
+    core."""
 
     frame_skip: int | tuple[int, int] | None = None
     """Emulator frames per agent step; (2, 4) draws 2, 3 or 4 at random each step (Atari only). None: the family's own
@@ -256,8 +258,8 @@ class EnvironmentConfig:
         return self.frame_stack if self.family == "atari" else 1
 
     def _check_combinations(self) -> None:
-        low, high = self.frame_skip_range
-        if isinstance(self.frame_skip, bool) or not 1 <= low <= high:
+        low, *_, high = self.frame_skip_range
+        if isinstance(self.frame_skip, bool) or len(self.frame_skip_range) != 2 or not 1 <= low <= high:
             raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
         if self.envs_per_worker % self.lanes:
             fewer = self.envs_per_worker // self.lanes * self.lanes

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -241,7 +242,8 @@ def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
             return
         if question[:1] == _RESET:
             seed = json.loads(question[1:])
-            if seed is not None:  # for what draws from the generator that all code shares
+            if seed is not None:  # for what draws from the generators that all code shares
+                random.seed(seed)
                 np.random.seed(seed % 2**32)
             observation, _ = env.reset(seed=seed)
             played = _PLAYED.pack(0.0, 0.0, False, False, False)

@@ -51,6 +51,7 @@ class _Seen:
     counts: list[int] = field(default_factory=list)
     means_s: list[float] = field(default_factory=list)
     workers: list[tuple[str, int]] = field(default_factory=list)
+    has_workers: bool = False
     sections_s: Counter[str] = field(default_factory=Counter)
     agent_steps: float = 0.0
     gradients: float = 0.0
@@ -70,9 +71,10 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
     """
     seen = _Seen()
     known = {round(_read(RunFolder.open(path), seen)) for path in paths} - {0}
-    steps = sum(seen.counts)
+    steps, names = sum(seen.counts), ", ".join(str(path) for path in paths)
+    if not seen.has_workers:
+        raise UserError(f"{names}: no records of workers: neither central inference nor a committed curve has any")
     if steps < LEAST_STEPS:
-        names = ", ".join(str(path) for path in paths)
         raise UserError(
             f"{names}: {steps} gradients after each worker's first {_WARM_UP_RECORDS} records, too few to calibrate "
             f"({LEAST_STEPS} are needed): let it run longer, or with a shorter --metrics-window-s"
@@ -98,6 +100,7 @@ def _read(run: RunFolder, seen: _Seen) -> float:
         count, rank = int(record.get("count") or 0), record["rank"]
         sections = record.get("sections_s") or {}
         if record["kind"] == "step" and record["role"] == "worker" and count:
+            seen.has_workers = True
             is_gradient = "accepted" in record  # else another lane's part of one, which lane 0 counts and times
             if is_gradient:
                 accepted += record["accepted"] or 0  # servers receive and add up few others

@@ -168,9 +168,10 @@ class CentralSetup:
 
 
 def central_steps_per_s(cluster: Cluster, costs: AgentCosts, setup: CentralSetup, rounds: int = 30) -> float:
-    """Agent steps per second, all of which are learned from.
+    """Agent steps per second that are learned from.
 
-    Until groups of environments have been answered `rounds` times on average; the first fifth is warm-up.
+    From one update's end to another's: until as many have been learned from as are taken when groups of environments
+    are answered `rounds` times on average, and 10 updates were made; the first fifth is warm-up.
     """
     group = setup.envs_per_actor // 2
     actor_free_s, link_free_s = [0.0] * setup.actors, 0.0
@@ -187,27 +188,27 @@ def central_steps_per_s(cluster: Cluster, costs: AgentCosts, setup: CentralSetup
     arrivals = [(observed_s(0.0, actor), actor, half) for half in range(2) for actor in range(setup.actors)]
     heapq.heapify(arrivals)
     waiting: list[tuple[int, int]] = []
-    total = rounds * 2 * setup.actors * group
-    now_s = answered = owed = 0.0
+    total = max(rounds * 2 * setup.actors * group, 10 * setup.batch_points)
+    now_s = learned = owed = 0.0
     warm: tuple[float, float] | None = None
-    while answered < total:
+    while learned < total:
         while arrivals and arrivals[0][0] <= now_s:
             waiting.append(heapq.heappop(arrivals)[1:])
         if owed >= setup.batch_points:
             now_s += owed * (costs.inference_s + costs.learning_s) / setup.learner_speed
-            owed = 0.0
+            learned, owed = learned + owed, 0.0
+            if warm is None and learned >= total / 5:
+                warm = (now_s, learned)
         elif waiting:
             size = len(waiting) * group
             now_s += size * costs.inference_s / setup.learner_speed
             for actor, half in waiting:
                 heapq.heappush(arrivals, (observed_s(now_s + cluster.latency_s, actor), actor, half))
-            waiting, answered, owed = [], answered + size, owed + size
+            waiting, owed = [], owed + size
         else:
             now_s = arrivals[0][0]
-        if warm is None and answered >= total / 5:
-            warm = (now_s, answered)
     assert warm is not None
-    return (answered - warm[1]) / (now_s - warm[0]) if now_s > warm[0] else math.inf
+    return (learned - warm[1]) / (now_s - warm[0]) if now_s > warm[0] else math.inf
 
 
 class Comparison(NamedTuple):

@@ -25,7 +25,6 @@ from dba3c.studies.page import made_by
 from dba3c.studies.results import (
     PointResult,
     StudyResults,
-    best_mean_score,
     data_points_per_s,
     dropped_share,
     each,
@@ -97,15 +96,16 @@ def plot_metric(folder: str | Path, y: str, x: str | None = None, into: str | Pa
 def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> str:
     """The whole page. `figures`: files, of which the SVGs are inlined."""
     runs = sum(len(result.curves) for result in results.points)
-    total = len(results.study.points) * len(results.study.seeds)
+    search = results.study.search
+    points = search.trials if search else len(results.study.points)  # of a search these are the trials begun so far
+    how_many = f"{runs} of {points * len(results.study.seeds)} runs, {len(results.points)} of {points} points"
     svgs = [path for path in figures if path.suffix == ".svg"]
     images = [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in svgs]
     problems = "".join(f"<li>{escape(line)}</li>" for line in results.problems)
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
-        f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {runs} of {total} runs, "
-        f"{len(results.points)} of {len(results.study.points)} points. Centres are interquartile means over seeds "
-        "(means below four), with [95 % bootstrap intervals], or [lowest to highest] of fewer than five seeds. Times "
+        f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {how_many}. "
+        "Centres are interquartile means over seeds (means below four), with [95 % bootstrap intervals], or [lowest to highest] of fewer than five seeds. Times "
         "are medians in which a seed that did not reach the score, or has no curve, counts as later than it was "
         "seen.</p>",
         *(f'<p><img alt="{escape(stem)}" src="data:image/svg+xml;base64,{data}"></p>' for stem, data in images),
@@ -256,10 +256,10 @@ FIGURES: dict[str, dict[str, Draw]] = {
     SWEEP: {"points": draw_points},
 }
 
-MEASURES: dict[str, Callable[[PointResult], Estimate | TimeToGoal | None]] = {
+MEASURES: dict[str, Callable[[PointResult], Estimate | TimeToGoal | str | None]] = {
     "data points/s": lambda result: result.estimate(data_points_per_s),
     "hours to the stop score": PointResult.time_to_stop_score,
-    "best mean score": lambda result: result.estimate(best_mean_score),
+    "best mean score": lambda result: result.best_mean_told,
     "dropped share": lambda result: result.estimate(dropped_share),
 }
 """Columns of a report's table."""

@@ -31,6 +31,17 @@ class PointResult:
         """The interquartile mean (mean below four seeds) of a measure that is finite, None where no run has it."""
         return estimate([measure(curve) for curve in self.curves])
 
+    @property
+    def has_enough_games(self) -> bool:
+        """Whether every run has a best mean score: see `has_best_mean`."""
+        return all(map(has_best_mean, self.curves))
+
+    @property
+    def best_mean_told(self) -> str:
+        """The best mean score for people, marked where a run has too few games; "" where there is no score."""
+        score, few = self.estimate(best_mean_score), "" if self.has_enough_games else " (too few games)"
+        return "" if score is None else f"{score}{few}"
+
     def time_to_stop_score(self) -> TimeToGoal | None:
         """Hours until the mean score was the stop score; None where some run has no such score, or no hours."""
         timed = [np.isfinite(curve.recorded(HOURS)).any() for curve in self.curves]

@@ -21,7 +21,7 @@ from dba3c.config import typed_options
 from dba3c.errors import UserError
 from dba3c.studies.curve import NothingRecorded, load_curve
 from dba3c.studies.figures import PALETTE, new_figure, plain, save, spread_names
-from dba3c.studies.results import PointResult, StudyResults, best_mean_score, has_best_mean
+from dba3c.studies.results import PointResult, StudyResults, best_mean_score
 from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial
 
 RANGE = re.compile(r"(?P<low>[^.].*?)\.\.(?P<high>.+)")
@@ -209,23 +209,18 @@ def _hours(result: PointResult) -> float:
     return math.inf if time is None else time.median
 
 
-def _of_enough_games(result: PointResult) -> bool:
-    return all(map(has_best_mean, result.curves))
-
-
 def told(results: StudyResults) -> list[str]:
     """Lines for people: a table of the points, the best first, and the best one's command; where the best mean is of
     too few games, that of the best one of enough."""
     order = ranked(results)
     rows = [("point", "runs", "best mean score", "hours to the stop score")]
     for result in order:
-        score, time = result.estimate(best_mean_score), result.time_to_stop_score()
         runs = f"{len(result.curves)} of {len(results.study.seeds)}"
-        few = "" if _of_enough_games(result) else " (too few games)"
-        rows.append((label_of(result, results), runs, f"{score}{few}" if score else "–", str(time or "–")))
+        time = str(result.time_to_stop_score() or "–")
+        rows.append((label_of(result, results), runs, result.best_mean_told or "–", time))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    sure = [result for result in order if math.isfinite(_hours(result)) or _of_enough_games(result)]
+    sure = [result for result in order if math.isfinite(_hours(result)) or result.has_enough_games]
     decided = sure[:1] == order[:1]
     if not decided:
         lines.append("undecided: the best mean is of too few games; raise --total-frames (with another --into)")
@@ -258,7 +253,9 @@ def draw_points(results: StudyResults, path: Path) -> list[Path]:
     axes.errorbar(centres, places, xerr=spread, fmt="o", capsize=3, **look)
     for place, (_, score) in zip(places, shown, strict=True):
         axes.plot(score.values, [place] * len(score.values), ".", alpha=0.35, markersize=4, **look)
-    axes.set_yticks(places, [plain(label_of(result, results)) for result, _ in shown], fontsize=8)
+    few = ["" if result.has_enough_games else " (too few games)" for result, _ in shown]
+    labels = [plain(label_of(result, results)) + mark for (result, _), mark in zip(shown, few, strict=True)]
+    axes.set_yticks(places, labels, fontsize=8)
     axes.set_ylim(0.3, len(shown) + 0.7)
     axes.set_xlabel(f"best mean score, {seeds}" + (f"; {left_out} worse points are not shown" if left_out > 0 else ""))
     return save(figure, path)

@@ -201,6 +201,15 @@ def test_central_inference_is_bounded_by_its_actors_and_by_its_learner():
     assert linked == pytest.approx(1.25e9 / 1e4, rel=0.05)
 
 
+@pytest.mark.parametrize(("actors", "speed", "batch"), [(2, 2.0, 2048), (8, 4.0, 3072), (12, 12.0, 1920)])
+def test_central_inference_is_as_fast_in_few_updates_as_in_many(actors, speed, batch):
+    costs = AgentCosts(environment_s=2e-4, inference_s=3e-4, learning_s=6e-4)
+    setup = CentralSetup(actors=actors, learner_speed=speed, batch_points=batch)
+    few, many = (central_steps_per_s(TEN_GBIT, costs, setup, rounds=rounds) for rounds in (10, 2000))
+    assert few == pytest.approx(many, rel=0.02)
+    assert few <= speed / (costs.inference_s + costs.inference_s + costs.learning_s)
+
+
 def test_on_equal_hardware_workers_win_and_with_an_accelerator_central_inference_does():
     costs = AgentCosts(environment_s=5e-4, inference_s=3e-4, learning_s=6e-4)
     equal = compare(TEN_GBIT, costs, 1.33e6, nodes=8, cores=12, learner_speed=12)
