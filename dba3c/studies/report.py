@@ -105,7 +105,8 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
         f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {how_many}. "
-        "Centres are interquartile means over seeds (means below four), with [95 % bootstrap intervals], or [lowest to highest] of fewer than five seeds. Times "
+        "Centres are interquartile means over seeds (means below four), with [95 % bootstrap intervals], or [lowest to "
+        "highest] of fewer than five seeds. Times "
         "are medians in which a seed that did not reach the score, or has no curve, counts as later than it was "
         "seen.</p>",
         *(f'<p><img alt="{escape(stem)}" src="data:image/svg+xml;base64,{data}"></p>' for stem, data in images),
