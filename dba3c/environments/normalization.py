@@ -103,8 +103,8 @@ class NormalizedObservations:
             self.statistics.update(observation)
         elif not self.statistics.count:  # clipped only, they would look normalized
             raise UserError(
-                "normalize_observations without a run's statistics; an agent that was loaded normalizes by itself: make "
-                "its environments of a configuration with normalize_observations False"
+                "normalize_observations without a run's statistics; an agent that was loaded normalizes by itself: "
+                "make its environments of a configuration with normalize_observations False"
             )
         return self.statistics.normalize(observation)
 
