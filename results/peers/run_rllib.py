@@ -1,6 +1,6 @@
 """Breakout with RLlib's IMPALA or PPO as its tuned examples have it: ``run_rllib.py impala|ppo GAME STEPS SEED``.
 
-Prints `steps N` after each iteration, and `score S steps N` with the mean of the full games that ended in it.
+Prints `steps N` after each iteration; `full_games` prints the scores.
 """
 
 from __future__ import annotations
@@ -83,8 +83,6 @@ def main(algorithm: str, game: str, steps: int, seed: int) -> None:
         runners = trainer.train()["env_runners"]
         done = int(runners.get("num_env_steps_sampled_lifetime", done))  # not told before the first rollout is in
         print(f"steps {done}", flush=True)
-        if "episode_return_mean" in runners:
-            print(f"score {runners['episode_return_mean']:g} steps {done}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ OURS = {
     "Breakout": {
         "ours, preset breakout": "peers/breakout",
         "ours, preset breakout, bfloat16": "breakout_lanes/nstep/seed-3",
+        "ours, preset atari, bfloat16": "peers/atari-Breakout/seed-0",
         "ours, preset atari": "games/Breakout/seed-0",
     },
     "Pong": {"ours, preset atari": "games/Pong/seed-0"},
@@ -142,7 +143,8 @@ def page() -> None:
         for name, curve in ours(game).items():
             hours = curve.column("progress/cpu_hours")
             at = int(np.searchsorted(hours, CORE_HOURS)) - 1
-            ended = f" (ended at its goal, {hours[-1]:.2f})" if hours[-1] < CORE_HOURS else ""
+            reached = hours[curve.column("score/best_mean") >= GOALS[game]]
+            ended = f" ({GOALS[game]:g} after {reached[0]:.2f}, its end)" if hours[-1] < CORE_HOURS else ""
             score, steps, games = (
                 float(curve.column(each)[at]) for each in ("score/mean", "progress/data_points", "progress/games")
             )
