@@ -239,7 +239,8 @@ class Supervisor:
         lost = f"{spec.name}: {describe_exit(code)}" + (f" ({gone.cause})" if code > 0 else "")
         if code == USER_ERROR_EXIT and not final:
             gone.code = code = RUN_BROKEN_EXIT  # a fault of this machine: no bad input of the run
-        again = self._phase == RUNNING and not final and self._restarts[spec.name].take()
+        may_again = self._phase == RUNNING and not final and not self._would_lose_steps(spec)
+        again = may_again and self._restarts[spec.name].take()
         if again and self._starts_again(spec, gone.incarnation + 1):
             self._tell("restarted", f"{lost}; starting it again ({self._restarts[spec.name]})")
         elif self._phase == RUNNING and not self._may_go_on_without(spec, refused=final):
@@ -257,6 +258,12 @@ class Supervisor:
                 self._lost = self._noted(gone)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
             self._note_that_it_has_left(spec)
+
+    def _would_lose_steps(self, spec: RoleProcess) -> bool:
+        """Whether it would find the request to end, and take the checkpoint before the last steps for the run's end."""
+        with suppress(OSError):
+            return spec.keeps_the_run and not spec.saves_alone and RunFolder(self.run_dir).stop_reason() is not None
+        return False
 
     def _note_that_it_has_left(self, spec: RoleProcess) -> None:
         """Of an evaluator, which did not come to it: the monitor waits for one that may play on."""

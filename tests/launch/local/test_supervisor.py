@@ -298,6 +298,16 @@ def test_a_checkpoint_that_fails_after_the_request_to_stop_fails_the_run(lab: La
     assert lab.finish() == 1
 
 
+def test_a_server_that_is_killed_before_it_has_written_the_last_checkpoint_fails_the_run(lab: Lab) -> None:
+    """Started again it would find the request to end, and end well with the steps since the checkpoint before lost."""
+    lab.start(lab.process("server", 0, "stubborn", max_restarts=2), lab.process("worker", 0, "obedient", decides=False))
+    pid = lab.pid("server-0")
+    lab.request_stop("enough")
+    os.kill(pid, signal.SIGKILL)
+    assert lab.finish() == 128 + signal.SIGKILL
+    assert not any("starting it again" in line for line in lab.said)
+
+
 def test_an_all_reduce_that_loses_its_last_checkpoint_when_the_other_ranks_have_ended_has_failed(lab: Lab) -> None:
     kinds = enumerate(("breaks-at-the-end", "ends"))
     lab.start(*(lab.process("worker", rank, what, saves_alone=True, essential=True) for rank, what in kinds))
