@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_no_two_processes_of_a_run_draw_alike_from_the_generators_that_all_code_
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def draw(*_: object) -> str:
-        return f"{np.random.random()} {torch.rand(1)}"
+        return f"{np.random.random()} {random.random()} {torch.rand(1)}"
 
     monkeypatch.setattr(roles, "resolve_name", lambda name: draw)
     processes = [(role, process_of(folder, rank)) for role in ("worker", "actor", "evaluator") for rank in range(6)]
@@ -157,8 +158,8 @@ def test_no_two_processes_of_a_run_draw_alike_from_the_generators_that_all_code_
     for role, process in processes:
         roles.seed_own_code(role, replace(process, lane=1))
         drawn.append(draw())
-    kinds = [set(numbers) for numbers in zip(*(each.split(" ", 1) for each in drawn), strict=True)]
-    assert [len(numbers) for numbers in kinds] == [36, 36]
+    kinds = [set(numbers) for numbers in zip(*(each.split(" ", 2) for each in drawn), strict=True)]
+    assert [len(numbers) for numbers in kinds] == [36, 36, 36]
     assert [roles.play(*each) for each in processes] == drawn[:18]
 
 

@@ -68,6 +68,11 @@ def test_an_evaluation_uses_the_statistics_it_is_given_and_changes_nothing(made)
     assert first == pytest.approx(trained.normalize(raw))
 
 
+def test_observations_to_be_normalised_without_statistics_are_refused_and_not_merely_clipped(made):
+    with pytest.raises(UserError, match="without a run's statistics"):
+        made(PENDULUM, 2, seed=0, view="evaluation").reset()
+
+
 def test_statistics_of_another_size_and_images_are_refused():
     with pytest.raises(UserError, match="statistics of 2 numbers, but observations have 3"):
         RunningStatistics(3).merge(seen(np.ones((1, 2))))

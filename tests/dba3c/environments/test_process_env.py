@@ -25,6 +25,8 @@ from param_servers.timeouts import AwakeClock
 
 GAMES = """
     import multiprocessing, os, subprocess, time
+    import random
+
     import gymnasium
     import numpy as np
 
@@ -49,7 +51,8 @@ GAMES = """
 
     class FromTheGeneratorOfAllCode(Game):
         def step(self, action):
-            return np.random.random(1).astype(np.float32), 0.0, False, False, {}
+            drawn = np.random.random() + random.random()
+            return np.array([drawn], np.float32), 0.0, False, False, {}
 
     class Hanging(Game):
         def at_two(self):

@@ -89,6 +89,9 @@ def test_the_lanes_of_a_worker_make_one_gradient_of_all_their_data_points(tmp_pa
 def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"there is no folder"):
         calibrate([tmp_path / "nothing"])
+    without_records = run_with_times(tmp_path / "none", monkeypatch, [])
+    with pytest.raises(UserError, match="no records of workers"):
+        calibrate([without_records.path])
     few = run_with_times(tmp_path / "few", monkeypatch, [0.1] * 5)
     with pytest.raises(UserError, match="3 gradients after .*, too few to calibrate"):
         calibrate([few.path])

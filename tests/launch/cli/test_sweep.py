@@ -112,6 +112,7 @@ def test_the_best_point_is_the_one_that_reached_the_stop_score_soonest_then_the_
     written = {path.name for path in plot_study(tmp_path)}
     assert written == {"points.png", "points.svg", "report.html"}
     page = (tmp_path / "figures" / "report.html").read_text()
+    assert "<td>6 (too few games)</td>" in page and "<td>7</td>" in page
     assert page.index("<td>learning-rate-2") < page.index("<td>learning-rate-3") < page.index("<td>learning-rate-1")
 
 
