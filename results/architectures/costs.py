@@ -79,14 +79,15 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
         sum(count * _rate(records, name) for records, count in stepped) for name in ("agent_steps", "frames")
     )
     cores = sum(lanes.get(role, 1) * _cores(records) for (role, _), records in late.items())
-    committed = sorted(record["step"] for records in late.values() for record in records)
+    committed = sorted((record["time_s"], record["step"]) for records in late.values() for record in records)
+    (first_s, first), (last_s, last) = committed[0], committed[-1]
     lag_p50, lag_p99 = _policy_lag(run, config, late)
     return Cost(
         architecture=architecture,
         network=network,
         agent_steps_per_s=round(steps_per_s, 1),
         frames_per_s=round(frames_per_s, 1),
-        updates_per_s=round((committed[-1] - committed[0]) / seconds, 2),
+        updates_per_s=round((last - first) / (last_s - first_s), 2),
         core_s_per_million_frames=round(1e6 * cores / frames_per_s, 1),
         cores_used=round(cores, 3),
         lag_p50=round(lag_p50, 2),

@@ -24,8 +24,7 @@ from dba3c.errors import UserError
 from param_servers.timeouts import AwakeClock
 
 GAMES = """
-    import multiprocessing, os, subprocess, time
-    import random
+    import multiprocessing, os, random, subprocess, time
 
     import gymnasium
     import numpy as np
