@@ -38,9 +38,7 @@ def line(folder: Path, curves: list[Curve]) -> tuple[object, ...]:
     goal = GOALS.get(environment)
     units = {"progress/frames": 1e-3, "progress/cpu_hours": 60}
     times = (
-        "–"
-        if goal is None or (environment, chart) in UNCOUNTED
-        else time_to_score(curves, goal, chart).times(by)
+        "–" if goal is None or (environment, chart) in UNCOUNTED else time_to_score(curves, goal, chart).times(by)
         for chart, by in units.items()
     )
     best = estimate([float(curve.column("score/best_mean")[-1]) for curve in curves])
