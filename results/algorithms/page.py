@@ -21,6 +21,8 @@ GOALS = {
     "CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "HalfCheetah-v5": 4800.0, "vizdoom/basic": 75.0
 }  # fmt: skip
 """Gymnasium's, and a scripted player's; the runs on the first two go on beyond them."""
+UNCOUNTED = {("vizdoom/basic", "progress/cpu_hours")}
+"""Doom is a process of its own for each game, whose processor time is not in the run's."""
 
 
 def processors(curves: list[Curve]) -> str:
@@ -35,7 +37,10 @@ def line(folder: Path, curves: list[Curve]) -> tuple[object, ...]:
     environment = curves[0].config["environment"]["env_id"]
     goal = GOALS.get(environment)
     units = {"progress/frames": 1e-3, "progress/cpu_hours": 60}
-    times = ("–" if goal is None else time_to_score(curves, goal, chart).times(by) for chart, by in units.items())
+    times = (
+        "–" if goal is None or (environment, chart) in UNCOUNTED else time_to_score(curves, goal, chart).times(by)
+        for chart, by in units.items()
+    )
     best = estimate([float(curve.column("score/best_mean")[-1]) for curve in curves])
     last = estimate([float(curve.column("score/mean")[-1]) for curve in curves])
     return (

@@ -284,7 +284,7 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
     with pytest.raises(UserError, match="PATH is missing"):
         parse_resume(["--total-frames", "3"])
     assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
-    documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Going on with other")[1]
+    documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Resume and change")[1]
     assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))
 
 
