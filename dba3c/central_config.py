@@ -72,7 +72,7 @@ class ReplayConfig:
     """Agent steps that a learner keeps."""
 
     replay_start: int = option(10_000, least=1, algorithm="r2d2 sac")
-    """Agent steps to gather before the first gradient."""
+    """Agent steps to gather before the first gradient; r2d2: more where no sequence is complete by then."""
 
     replay_batch: int = option(64, least=1, algorithm="r2d2 sac")
     """r2d2: sequences, sac: transitions of one gradient."""

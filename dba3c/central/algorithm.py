@@ -73,6 +73,10 @@ class ReplayDebt:
         """Steps that train were added to the replay."""
         self._gathered += steps
 
+    def forgive(self) -> None:
+        """What was gathered until now is owed nothing."""
+        self._start, self._sampled = max(self._start, self._gathered), 0
+
     def paid(self) -> None:
         """One gradient was computed."""
         self._sampled += self._per_update

@@ -69,6 +69,8 @@ class R2d2Trainer(Trainer):
         for unroll in unrolls:
             self._replay.append(self._places(unroll), self._steps(unroll), continues=unroll.continues)
             self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
+        if not len(self._replay):  # else the first sequences, of a few environments, would pay for the steps of all
+            self._debt.forgive()
 
     def _steps(self, unroll: Unroll) -> Steps:
         """What an unroll shows before its last observation; frames are views, and older ones nobody writes to again."""

@@ -158,6 +158,23 @@ def test_r2d2_keeps_a_place_for_every_environment_and_no_sequence_goes_on_across
     assert update.data_points > 0
 
 
+def test_steps_that_were_gathered_before_there_was_a_sequence_are_not_owed_to_the_first_one() -> None:
+    trainer, network = r2d2_trainer()
+    pull = Pull(network.layout.flatten(network.network), 0, 0)
+    store = UnrollStore(SHAPE, R2D2.central.unroll_length)
+    for actor, group in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        store.begin(GroupKey(actor, 0, group), (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1)))
+        tell(store, GroupKey(actor, 0, group), range(9))
+    unrolls, owed = store.take(store.ready), []
+    for unroll in unrolls[::2] + unrolls[1::2]:  # the first one of each group, then its second
+        trainer.take([unroll])
+        owed.append(0)
+        while trainer.owes:
+            trainer.update(pull)
+            owed[-1] += 1
+    assert owed == [0, 0, 0, 0, 1, 1, 1, 0]  # 4 groups of 8 steps, each sampled 1.5 times, 16 at a time
+
+
 @pytest.mark.parametrize(("frames", "shortest"), [(1, 2), (4, 4)])
 def test_r2d2_says_in_one_line_that_unrolls_are_too_short(frames: int, shortest: int) -> None:
     shape = GroupShape(2, frames, (frames,), "float32", (), "int64")
