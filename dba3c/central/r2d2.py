@@ -111,11 +111,12 @@ class R2d2Trainer(Trainer):
         gradient = self._network.gradient_of(loss.total)
         if bool(priorities.isfinite().all()):  # else neither is the gradient, which the exchange refuses
             self._replay.update_priorities(sample, priorities.cpu())
-        numbers = loss.metrics | {"priority_mean": float(priorities.mean())}
         self._debt.paid()
         self._sample = sample
         # sequences begin a stride apart and train on their last stride: no step is trained on by two of them
-        trained = sample.sequences.valid[self._burn_in :]
+        trained, rewards = sample.sequences.valid[self._burn_in :], sample.sequences.rewards[self._burn_in :]
+        reward_mean = float((rewards * trained).sum() / trained.sum().clamp(min=1))
+        numbers = loss.metrics | {"priority_mean": float(priorities.mean()), "reward_mean": reward_mean}
         return Update(gradient, int(trained[:, self._replay.fresh(sample)].sum()), numbers)
 
     def answered(self, accepted: bool) -> None:
