@@ -69,7 +69,7 @@ class ReplayConfig:
     """Experience that is kept and learned from more than once (r2d2, sac), and the networks of these algorithms."""
 
     replay_capacity: int = option(1_000_000, least=1, algorithm="r2d2 sac")
-    """Agent steps that a learner keeps."""
+    """Agent steps that a learner keeps; r2d2: never fewer than a few unrolls of each environment."""
 
     replay_start: int = option(10_000, least=1, algorithm="r2d2 sac")
     """Agent steps to gather before the first gradient; r2d2: more where no sequence is complete by then."""

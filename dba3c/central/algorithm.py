@@ -31,6 +31,8 @@ class Trainer(ABC):
     """Group unrolls that it takes at a time."""
     memory_bytes: int = 0
     """What a replay takes once it is full."""
+    least_steps: int = 0
+    """Agent steps that it keeps even where fewer are asked for."""
 
     @property
     @abstractmethod

@@ -43,6 +43,7 @@ class R2d2Trainer(Trainer):
             raise UserError(f"r2d2 needs unrolls of {shortest} steps or more here, got {stride} (--unroll-length)")
         length = replay.burn_in + stride
         least = -(-(length + 2 * stride + shape.frame_stack) // stride)
+        self.least_steps = envs * least * stride
         self._replay = SequenceReplay(
             environments=envs,
             steps_per_environment=max(least, replay.replay_capacity // envs // stride) * stride,
