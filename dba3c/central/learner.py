@@ -88,6 +88,8 @@ def run_learner(
                         recorder.stepped(pulled.step, Experience(), service.take_episodes())  # actors count their steps
                 if not trainer.owes:
                     recorder.finish()  # games are told while there is no gradient, too
+                    if not updates:
+                        service.report.take()  # of a replay's filling, which is not the first record's
                     continue
             with sections("learning"), relus.watch():
                 update = trainer.update(pulled)
