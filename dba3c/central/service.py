@@ -291,8 +291,8 @@ class InferenceService:
             Asked(
                 observation=self._observations(unrolls),
                 state=stack_states([group.state for group in groups]),
-                reward=_joined([unroll.reward for unroll in unrolls]),
-                environments=_joined([group.numbers for group in groups]),
+                reward=np.concatenate([unroll.reward for unroll in unrolls]),
+                environments=np.concatenate([group.numbers for group in groups]),
             )
         )
         for i, (key, unroll, group) in enumerate(zip(keys, unrolls, groups, strict=True)):
@@ -314,7 +314,3 @@ class InferenceService:
         for i, unroll in enumerate(unrolls):
             unroll.observation_into(self._batch[i * size : (i + 1) * size])
         return self._batch[: len(unrolls) * size]
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
