@@ -37,7 +37,8 @@ class CentralConfig:
     """central: environments whose observations make a batch that waits no longer. None: half of a learner's own."""
 
     inference_timeout_ms: float = option(10.0, least=0, below=math.inf, mode="central")
-    """central: longest wait of an observation for its batch to fill; a dead actor costs no more than this."""
+    """central: longest wait of an observation for its batch to fill. An actor that hangs may cost each batch so much, a
+    dead one costs nothing."""
 
     def __post_init__(self) -> None:
         check_options(self, UserError)
