@@ -37,7 +37,8 @@ class CentralConfig:
     """central: environments whose observations make a batch that waits no longer. None: half of a learner's own."""
 
     inference_timeout_ms: float = option(10.0, least=0, below=math.inf, mode="central")
-    """central: longest wait of an observation for its batch to fill; a dead actor costs no more than this."""
+    """central: longest wait of an observation for its batch to fill. An actor that hangs may cost each batch so much, a
+    dead one costs nothing."""
 
     def __post_init__(self) -> None:
         check_options(self, UserError)
@@ -69,10 +70,10 @@ class ReplayConfig:
     """Experience that is kept and learned from more than once (r2d2, sac), and the networks of these algorithms."""
 
     replay_capacity: int = option(1_000_000, least=1, algorithm="r2d2 sac")
-    """Agent steps that a learner keeps."""
+    """Agent steps that a learner keeps; r2d2: never fewer than a few unrolls of each environment."""
 
     replay_start: int = option(10_000, least=1, algorithm="r2d2 sac")
-    """Agent steps to gather before the first gradient."""
+    """Agent steps to gather before the first gradient; r2d2: more where no sequence is complete by then."""
 
     replay_batch: int = option(64, least=1, algorithm="r2d2 sac")
     """r2d2: sequences, sac: transitions of one gradient."""

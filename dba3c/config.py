@@ -45,7 +45,8 @@ class NetworkConfig:
 
     network: str = option("nature", algorithm=POLICY_GRADIENT)
     """dba3c, nature, small, resnet, football or mlp, each also as <name>_lstm (dba3c.networks.registry); auto is
-    small where observations are images and mlp where they are not; or your own, package.module:function."""
+    small where observations are images, resnet where one has a side below 20, and mlp where there are none; or your
+    own, package.module:function."""
 
     precision: Literal["float32", "bfloat16"] = option("float32", algorithm=f"{POLICY_GRADIENT} r2d2")
     """Compute dtype of the torso; heads, losses, parameters and gradients that travel stay float32."""

@@ -93,7 +93,7 @@ class R2d2Policy(Policy):
     Its state is the LSTM's (h, c) and the previous action + 1 [N, 1], so that zeros mean none of them.
 
     Args:
-        network: a ``RecurrentQNetwork``, its own or the learner's.
+        network: a ``FlatNetwork`` around a ``RecurrentQNetwork``, its own or the learner's.
         rates: ε of the environments, by their numbers modulo how many there are.
         seed: of the actions.
     """
@@ -128,7 +128,7 @@ class SacPolicy(Policy):
     """Samples from the tanh-Gaussian, uniformly before the first update; or (``actions``) plays a trained one's games.
 
     Args:
-        network: a ``SacNetwork``, its own or the learner's.
+        network: a ``FlatNetwork`` around a ``SacNetwork``, its own or the learner's.
         seed: of the actions.
     """
 

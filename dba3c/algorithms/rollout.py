@@ -1,10 +1,11 @@
-"""A rollout: T steps of B environments, with the graph that chose the actions kept for the loss.
+"""A rollout: T steps of B environments, with the graph that chose the actions, or the observations to make it again.
 
 Legend: T rollout length, B environments, P distribution parameters.
 
 An on-policy learner computes its loss on exactly the forward pass that chose the actions, so that pass is done once:
 ``Collector.collect`` keeps the policy and values with their autograd graph, and ``Agent.gradient`` differentiates
-through them. Frames are not kept at all: what the graph needs of them it has saved itself.
+through them. Frames are not kept at all: what the graph needs of them it has saved itself. Where a second pass is
+cheaper (``OneGradient``) or there are several (PPO), observations are kept, and no graph.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dba3c.environments.protocol import Episode, Experience
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What T steps of B environments gave, and the graph of the policy and value that chose them."""
+    """What T steps of B environments gave; its policy and values are without graph where observations are kept."""
 
     policy_logits: Tensor
     """[T, B, P] float32, with graph."""
@@ -39,7 +40,7 @@ class Rollout:
     episodes: list[Episode]
     """Games that ended inside the rollout, with their unclipped scores."""
     observations: Tensor | None = None
-    """[T, B, ...] that were acted on, where they are kept (PPO)."""
+    """[T, B, ...] that were acted on, where they are kept."""
     failures: tuple[str, ...] = ()
     """One line for each environment that broke and was started anew."""
 

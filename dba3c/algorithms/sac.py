@@ -50,7 +50,8 @@ def sac_loss(
     observations = network.vector(batch.observations)
     temperature = network.log_temperature.detach().exp()
     targets = critic_targets(network, target_critics, batch, discount, generator)
-    loss_critics = 0.5 * (network.critics(observations, batch.actions) - targets).square().mean(-1).sum()
+    values = network.critics(observations, batch.actions)
+    loss_critics = 0.5 * (values - targets).square().mean(-1).sum()
     policy = network.policy(observations)
     actions, log_probs = policy.sample_and_log_prob(generator)
     loss_policy = (temperature * log_probs - _frozen(network.critics, observations, actions).amin(0)).mean()
@@ -62,7 +63,7 @@ def sac_loss(
         "loss_critic": loss_critics,
         "loss_temperature": loss_temperature,
         "entropy": entropy,
-        "value_mean": targets.mean(),
+        "value_mean": values.amin(0).mean(),
         "temperature": temperature,
     }
     return Loss.of(loss_critics + loss_policy + loss_temperature, numbers)
@@ -106,7 +107,7 @@ class UniformSample(NamedTuple):
 class UniformReplay:
     """The last ``capacity`` transitions.
 
-    Memory: capacity × (2 observations + action + 6 bytes), taken at the start.
+    Memory: capacity × (2 observations + action + 6 bytes), taken from the system as it fills.
     """
 
     def __init__(
@@ -114,8 +115,9 @@ class UniformReplay:
     ) -> None:
         self.capacity = capacity
         self.inserted = 0
-        self._observations = np.zeros((capacity, *observation_shape), dtype=observation_dtype)
-        self._next_observations = np.zeros_like(self._observations)
+        shape = (capacity, *observation_shape)
+        self._observations = np.zeros(shape, dtype=observation_dtype)
+        self._next_observations = np.zeros(shape, dtype=observation_dtype)  # zeros_like would take its memory at once
         self._actions = np.zeros((capacity, action_dimensions), dtype=np.float32)
         self._rewards = np.zeros(capacity, dtype=np.float32)
         self._terminated, self._used = np.zeros(capacity, dtype=bool), np.zeros(capacity, dtype=bool)

@@ -31,6 +31,8 @@ class Trainer(ABC):
     """Group unrolls that it takes at a time."""
     memory_bytes: int = 0
     """What a replay takes once it is full."""
+    least_steps: int = 0
+    """Agent steps that it keeps even where fewer are asked for."""
 
     @property
     @abstractmethod
@@ -72,6 +74,10 @@ class ReplayDebt:
     def gathered(self, steps: int) -> None:
         """Steps that train were added to the replay."""
         self._gathered += steps
+
+    def forgive(self) -> None:
+        """What was gathered until now is owed nothing."""
+        self._start, self._sampled = max(self._start, self._gathered), 0
 
     def paid(self) -> None:
         """One gradient was computed."""

@@ -88,6 +88,8 @@ def run_learner(
                         recorder.stepped(pulled.step, Experience(), service.take_episodes())  # actors count their steps
                 if not trainer.owes:
                     recorder.finish()  # games are told while there is no gradient, too
+                    if not updates:
+                        service.report.take()  # of a replay's filling, which is not the first record's
                     continue
             with sections("learning"), relus.watch():
                 update = trainer.update(pulled)
@@ -139,9 +141,12 @@ def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, act
     except MemoryError as error:
         raise UserError(f"no memory for a replay of {steps:,} agent steps: {error}; see --replay-capacity") from error
     if (needed := trainer.memory_bytes) > room:  # short runs do not fill it
+        least, see = trainer.least_steps, "--replay-capacity"
+        if least > steps:
+            steps, see = least, "--envs-per-actor and --unroll-length, which need no fewer steps"
         warn_on_stderr(
             f"a replay of {steps:,} agent steps takes {needed / 1e9:.1f} GB once it is full, and there are "
-            f"{room / 1e9:.1f} GB of memory: see --replay-capacity"
+            f"{room / 1e9:.1f} GB of memory: see {see}"
         )
     return trainer
 

@@ -43,6 +43,7 @@ class R2d2Trainer(Trainer):
             raise UserError(f"r2d2 needs unrolls of {shortest} steps or more here, got {stride} (--unroll-length)")
         length = replay.burn_in + stride
         least = -(-(length + 2 * stride + shape.frame_stack) // stride)
+        self.least_steps = envs * least * stride
         self._replay = SequenceReplay(
             environments=envs,
             steps_per_environment=max(least, replay.replay_capacity // envs // stride) * stride,
@@ -69,6 +70,8 @@ class R2d2Trainer(Trainer):
         for unroll in unrolls:
             self._replay.append(self._places(unroll), self._steps(unroll), continues=unroll.continues)
             self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
+        if not len(self._replay):  # else the first sequences, of a few environments, would pay for the steps of all
+            self._debt.forgive()
 
     def _steps(self, unroll: Unroll) -> Steps:
         """What an unroll shows before its last observation; frames are views, and older ones nobody writes to again."""
@@ -109,11 +112,12 @@ class R2d2Trainer(Trainer):
         gradient = self._network.gradient_of(loss.total)
         if bool(priorities.isfinite().all()):  # else neither is the gradient, which the exchange refuses
             self._replay.update_priorities(sample, priorities.cpu())
-        numbers = loss.metrics | {"priority_mean": float(priorities.mean())}
         self._debt.paid()
         self._sample = sample
         # sequences begin a stride apart and train on their last stride: no step is trained on by two of them
-        trained = sample.sequences.valid[self._burn_in :]
+        trained, rewards = sample.sequences.valid[self._burn_in :], sample.sequences.rewards[self._burn_in :]
+        reward_mean = float((rewards * trained).sum() / trained.sum().clamp(min=1))
+        numbers = loss.metrics | {"priority_mean": float(priorities.mean()), "reward_mean": reward_mean}
         return Update(gradient, int(trained[:, self._replay.fresh(sample)].sum()), numbers)
 
     def answered(self, accepted: bool) -> None:

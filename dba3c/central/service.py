@@ -254,9 +254,12 @@ class InferenceService:
         group = self._groups.get(key)
         if header.kind != CentralKind.OBSERVATION or group is None:
             raise BadMessage(f"an unexpected {header.kind.name} of group {header.term}")
+        self._check_turn(key, group, header)
+        return self.store.of(key).place(header.length)
+
+    def _check_turn(self, key: GroupKey, group: _Group, header: Header) -> None:
         if self._batcher.waits(key) or header.sequence != group.sequence:
             raise BadMessage(f"observation {header.sequence} out of turn, {group.sequence} is awaited")
-        return self.store.of(key).place(header.length)
 
     def _hear(self, message: Message) -> None:
         header = message.header
@@ -266,6 +269,7 @@ class InferenceService:
         group = self._groups.get(key)
         if group is None:
             return  # its actor broke the rules earlier in the same poll
+        self._check_turn(key, group, header)  # again: the first of two in one poll was not yet heard then
         unroll = self.store.of(key)
         if group.state:
             first = torch.from_numpy(first_of(unroll.flags[unroll.time]))
@@ -287,8 +291,8 @@ class InferenceService:
             Asked(
                 observation=self._observations(unrolls),
                 state=stack_states([group.state for group in groups]),
-                reward=_joined([unroll.reward for unroll in unrolls]),
-                environments=_joined([group.numbers for group in groups]),
+                reward=np.concatenate([unroll.reward for unroll in unrolls]),
+                environments=np.concatenate([group.numbers for group in groups]),
             )
         )
         for i, (key, unroll, group) in enumerate(zip(keys, unrolls, groups, strict=True)):
@@ -310,7 +314,3 @@ class InferenceService:
         for i, unroll in enumerate(unrolls):
             unroll.observation_into(self._batch[i * size : (i + 1) * size])
         return self._batch[: len(unrolls) * size]
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

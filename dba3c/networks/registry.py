@@ -154,6 +154,8 @@ def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space
     with calling(name):
         used(observations, used.initial_state(batch))
         used.unroll(observations[None], used.initial_state(batch), torch.zeros(1, batch, dtype=torch.bool))
+        if not np.array_equal(observations, np.broadcast_to(rows, (batch, *shape))):
+            raise UserError(f"{name}: it changes the observations that it is given: it must work on a copy")
         outputs = [_evaluated(each, observations) for each in (fresh, used)]
     if not torch.equal(*outputs):
         raise UserError(

@@ -109,7 +109,11 @@ def frames_before_learning(config: TrainConfig) -> float:
     """Frames that are stepped before the first update, in every learner's replay; 0 where nothing is replayed."""
     if config.algorithm.algorithm not in REPLAYING:
         return 0.0
-    return config.replay.replay_start * config.exchange.num_workers * config.environment.frames_per_step
+    steps, central = config.replay.replay_start * config.exchange.num_workers, config.central
+    if config.algorithm.algorithm == "r2d2":  # nor before there is a sequence, at about the same time everywhere
+        unrolls = config.replay.burn_in // central.unroll_length + 2
+        steps = max(steps, central.actors * central.envs_per_actor * unrolls * central.unroll_length)
+    return steps * config.environment.frames_per_step
 
 
 def before_the_first_update(config: TrainConfig) -> str:

@@ -156,3 +156,15 @@ def test_a_replay_that_may_outgrow_the_memory_is_warned_of_and_a_short_run_is_no
     ).config(2)
     assert role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why")]) == 0
     assert "a replay of 100,000 agent steps takes 0.0 GB once it is full" in capsys.readouterr().err
+
+
+def test_a_replay_that_cannot_be_smaller_says_so_where_its_memory_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learner, "available_memory_bytes", lambda: 1e6)
+    words = "CartPole-v1 --mode central --algorithm r2d2 --replay-capacity 1000 --actors 2 --envs-per-actor 32"
+    config = parse_train(words.split()).config(2)
+    assert role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why")]) == 0
+    said = capsys.readouterr().err  # of each environment 6 unrolls of 20 steps: 60 of a sequence, 40 more, and a frame
+    assert f"a replay of {64 * 6 * 20:,} agent steps takes 0.0 GB" in said
+    assert "see --envs-per-actor and --unroll-length, which need no fewer" in said

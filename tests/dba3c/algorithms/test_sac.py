@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +84,13 @@ def test_logged_terms_add_up() -> None:
     parts = metrics["loss_policy"] + metrics["loss_critic"] + metrics["loss_temperature"]
     assert total.item() == pytest.approx(parts, rel=1e-4)
     assert metrics["temperature"] == pytest.approx(0.3, rel=1e-5)
+
+
+def test_the_logged_value_is_what_the_critics_predict_and_not_their_target() -> None:
+    agent, batch = network(0), transitions()
+    _, metrics = sac_loss(agent, network(9).critics, batch, 0.99, seeded())
+    first, second = agent.critics(batch.observations, batch.actions)
+    assert metrics["value_mean"] == pytest.approx(torch.minimum(first, second).mean().item(), rel=1e-5)
 
 
 def test_the_temperature_rises_when_the_entropy_is_below_its_target() -> None:
@@ -176,6 +185,16 @@ def test_a_transition_is_fresh_until_an_update_has_used_it_and_again_once_it_is_
     replay.used(replay.sample(100, rng))
     insert(replay, 4, 5)  # 5 takes the place of 1
     assert replay.fresh(replay.sample(100, rng)) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what it has given")
+def test_a_replay_takes_memory_only_as_it_fills() -> None:
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    before = pages()
+    replay = UniformReplay(100_000, (512,), np.dtype(np.float32), 1)
+    assert pages() - before < 0.1 * replay.memory_bytes / resource.getpagesize()
 
 
 def test_an_empty_replay_says_so() -> None:

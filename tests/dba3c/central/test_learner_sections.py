@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
 from dba3c.central.inference_thread import Serving
@@ -63,6 +65,31 @@ def test_the_second_thread_s_time_is_told_in_shares_of_its_own(tmp_path: Path) -
     assert told["inference_thread_inference"] > 0
 
 
+def learn(
+    config: TrainConfig,
+    network: FlatNetwork,
+    serving: Serving,
+    metrics: MetricsWriter,
+    should_stop: Callable[[int, int], str | None],
+) -> None:
+    """Until it is "enough"."""
+    plan, parameters = initial_parameters(config)
+    exchange = LocalExchange(
+        layout=plan.layout,
+        initial_parameters=parameters,
+        optimizer_config=config.optimizer,
+        exchange_config=config.exchange,
+        should_stop=should_stop,
+    )
+    trainer = build_trainer(config, network, spaces_of(config), range(1), seed=2)
+    try:
+        assert run_learner(config, trainer, serving, exchange, metrics) == "enough"
+    finally:
+        metrics.close()
+        exchange.close()
+        serving.close(None)
+
+
 def test_games_are_told_before_the_first_gradient_and_after_the_last(tmp_path: Path) -> None:
     config = replace(
         CARTPOLE,
@@ -73,7 +100,6 @@ def test_games_are_told_before_the_first_gradient_and_after_the_last(tmp_path: P
     spaces = spaces_of(config)
     network = build_model(config, spaces).network
     serving = InProcessServing(config, build_policy(config, network, spaces, seed=1))
-    plan, parameters = initial_parameters(config)
     asked: list[int] = []
     metrics_file = tmp_path / "metrics" / "learner-0.jsonl"
     metrics_file.parent.mkdir()
@@ -86,21 +112,36 @@ def test_games_are_told_before_the_first_gradient_and_after_the_last(tmp_path: P
         serving.service.episodes += [Episode(7.0, 1, True, False)] if len(asked) == 6 else []
         return "enough" if len(asked) == 6 else None
 
-    exchange = LocalExchange(
-        layout=plan.layout,
-        initial_parameters=parameters,
-        optimizer_config=config.optimizer,
-        exchange_config=config.exchange,
-        should_stop=stop,
-    )
     metrics = MetricsWriter(RunFolder(tmp_path), "learner", 0)
-    trainer = build_trainer(config, network, spaces, range(1), seed=2)
-    try:
-        assert run_learner(config, trainer, serving, exchange, metrics) == "enough"
-    finally:
-        metrics.close()
-        exchange.close()
-        serving.close(None)
+    learn(config, network, serving, metrics, stop)
     assert asked == [0] * 6 and told_before[-1] > 0
     scores = [record["score"] for record in map(json.loads, metrics_file.open()) if record["kind"] == "episode"]
     assert scores[-1] == 7.0
+
+
+def test_latencies_of_a_replay_s_filling_are_not_the_first_record_s(tmp_path: Path) -> None:
+    config = replace(
+        CARTPOLE,
+        algorithm=AlgorithmConfig(algorithm="r2d2"),
+        replay=ReplayConfig(
+            replay_start=200, replay_capacity=1000, replay_batch=4, burn_in=2, memory_size=8, dueling_size=8
+        ),
+    )
+    spaces = spaces_of(config)
+    network = build_model(config, spaces).network
+    serving = InProcessServing(config, build_policy(config, network, spaces, seed=1))
+    asked: list[int] = []
+
+    def stop(step: int, data_points: int) -> str | None:
+        slow_s = 9.0 if len(asked) < 5 else 0.001
+        serving.service.report.batch(4, 4, [slow_s])
+        asked.append(step)
+        return "enough" if step >= 3 else None
+
+    (tmp_path / "metrics").mkdir()
+    metrics = MetricsWriter(RunFolder(tmp_path), "learner", 0)
+    learn(config, network, serving, metrics, stop)
+    assert asked[5:6] == [0]  # the replay was not full yet
+    records = map(json.loads, (tmp_path / "metrics" / "learner-0.jsonl").read_text().splitlines())
+    told = [record["inference_latency_p99_ms"] for record in records if "inference_latency_p99_ms" in record]
+    assert told and max(told) < 10

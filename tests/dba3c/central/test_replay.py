@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -73,6 +74,15 @@ def test_r2d2_s_target_is_copied_where_a_period_begins_and_in_a_new_life_at_once
     assert torch.equal(targets[24], targets[20]) and not torch.equal(targets[20], targets[19])
     again = Life(R2D2)
     assert torch.equal(again.update(17), flat(again.network.network))
+
+
+def test_r2d2_s_reward_is_that_of_the_steps_that_train() -> None:
+    life = Life(R2D2)
+    update = life.trainer.update(Pull(life.network.layout.flatten(life.network.network), 0, 0))
+    sequences = life.trainer._sample.sequences  # type: ignore[union-attr]
+    rewards, valid = sequences.rewards[R2D2.replay.burn_in :], sequences.valid[R2D2.replay.burn_in :]
+    assert rewards[valid].any() and not valid.all()
+    assert update.numbers["reward_mean"] == pytest.approx(rewards[valid].mean().item())
 
 
 def test_sac_s_target_moves_once_for_each_step_and_begins_as_a_copy() -> None:

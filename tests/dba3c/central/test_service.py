@@ -148,6 +148,20 @@ def test_a_second_observation_before_the_answer_ends_the_link(stage: Callable[..
     assert on.batcher.queued == 0
 
 
+def test_an_observation_that_is_said_twice_at_once_ends_its_actors_link_and_nobody_elses(
+    stage: Callable[..., Stage],
+) -> None:
+    on = stage(target=2 * B)
+    hasty, good = on.actor(0), on.actor(1)
+    hasty.say(0, 0, 1.0)
+    hasty.say(0, 0, 1.0)  # both are here when the service looks
+    on.until(lambda: bool(hasty.left))
+    assert ("left", "actor 0: observation 0 out of turn, 0 is awaited") in on.events
+    good.say(0, 0, 2.0)
+    good.say(1, 0, 3.0)
+    on.until(lambda: len(good.answers) == 2)
+
+
 def test_memory_is_fresh_after_a_reset_and_kept_otherwise(stage: Callable[..., Stage]) -> None:
     on = stage()
     actor = on.actor(0)

@@ -16,6 +16,7 @@ from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
+from dba3c.central.sac import SacTrainer
 from dba3c.central.unrolls import GroupKey, UnrollStore, observations_of, side_by_side
 from dba3c.central.vtrace import rollout_of
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of, pack_step
@@ -62,14 +63,17 @@ def test_while_the_weights_are_those_that_acted_replaying_gives_the_probabilitie
 
 
 def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
-    agent = build_model(CARTPOLE, spaces_of(CARTPOLE)).network
-    serving = InProcessServing(CARTPOLE, build_policy(CARTPOLE, agent, spaces_of(CARTPOLE), seed=3))
+    config, length = replace(CARTPOLE, central=replace(CARTPOLE.central, unroll_length=40)), 40
+    agent = build_model(config, spaces_of(config)).network
+    serving = InProcessServing(config, build_policy(config, agent, spaces_of(config), seed=3))
     unrolls = serving.collect(2, Sections())
+    for unroll in unrolls:  # cuts behind which games go on: a reset's step would say by itself that nothing does
+        unroll.flags[3:length:7] |= TRUNCATED
     newer = agent.layout.flatten(agent.network) + 0.05 * torch.randn(
         agent.layout.numel, generator=torch.Generator().manual_seed(0)
     )
     agent.load(newer)
-    trainer = build_trainer(CARTPOLE, agent, spaces_of(CARTPOLE), range(1), seed=0)
+    trainer = build_trainer(config, agent, spaces_of(config), range(1), seed=0)
     assert not trainer.owes
     trainer.take(unrolls)
     assert trainer.owes
@@ -77,28 +81,29 @@ def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
     assert not trainer.owes
     flags = side_by_side(unroll.flags[1:] for unroll in unrolls)
     ended, cut, valid = (flags & bit != 0 for bit in (TERMINATED, TRUNCATED, VALID))
+    assert (ended & valid).any() and (cut[:-1] & valid[:-1] & valid[1:]).any() and not valid.all()
     assert update.data_points == int(valid.sum())
     assert update.numbers["policy_lag_p50"] == 5  # weights of version −1 acted, those of step 4 learn
     gradient = update.gradient.clone()
 
     seen = torch.from_numpy(observations_of(unrolls)).flatten(0, 1)
-    logits, values = (part.unflatten(0, (7, 4)) for part in agent.network(seen)[:2])
-    log_pi = logits[:6].log_softmax(-1)
+    logits, values = (part.unflatten(0, (length + 1, 4)) for part in agent.network(seen)[:2])
+    log_pi = logits[:-1].log_softmax(-1)
     actions = torch.from_numpy(side_by_side(unroll.actions for unroll in unrolls))
     acted = torch.from_numpy(side_by_side(unroll.log_probs for unroll in unrolls))
     taken = log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     ratio = (taken - acted).exp().clamp(max=1).detach().numpy() * valid
     v, r = values.detach().numpy(), side_by_side(unroll.rewards[1:] for unroll in unrolls)
-    correction, advantage = np.zeros((7, 4), np.float32), np.zeros((6, 4), np.float32)
-    for t in reversed(range(6)):
+    correction, advantage = np.zeros((length + 1, 4), np.float32), np.zeros((length, 4), np.float32)
+    for t in reversed(range(length)):
         discount = 0.99 * ~ended[t]
         trace = discount * (~cut[t] & valid[t])
         error = r[t] + discount * v[t + 1] - v[t]
         advantage[t] = ratio[t] * (error + trace * correction[t + 1])
         correction[t] = ratio[t] * error + trace * ratio[t] * correction[t + 1]
-    target, weight = torch.from_numpy(v[:6] + correction[:6]), torch.from_numpy(valid / valid.sum(dtype=np.float32))
+    target, weight = torch.from_numpy(v[:-1] + correction[:-1]), torch.from_numpy(valid / np.float32(valid.size))
     entropy = -(log_pi.exp() * log_pi).sum(-1)
-    loss = (-(taken * torch.from_numpy(advantage)) + 0.25 * (values[:6] - target).square() - 0.01 * entropy) * weight
+    loss = (-(taken * torch.from_numpy(advantage)) + 0.25 * (values[:-1] - target).square() - 0.01 * entropy) * weight
     torch.testing.assert_close(gradient, agent.gradient_of(loss.sum()), rtol=1e-4, atol=1e-6)
     serving.close(None)
 
@@ -158,6 +163,23 @@ def test_r2d2_keeps_a_place_for_every_environment_and_no_sequence_goes_on_across
     assert update.data_points > 0
 
 
+def test_steps_that_were_gathered_before_there_was_a_sequence_are_not_owed_to_the_first_one() -> None:
+    trainer, network = r2d2_trainer()
+    pull = Pull(network.layout.flatten(network.network), 0, 0)
+    store = UnrollStore(SHAPE, R2D2.central.unroll_length)
+    for actor, group in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        store.begin(GroupKey(actor, 0, group), (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1)))
+        tell(store, GroupKey(actor, 0, group), range(9))
+    unrolls, owed = store.take(store.ready), []
+    for unroll in unrolls[::2] + unrolls[1::2]:  # the first one of each group, then its second
+        trainer.take([unroll])
+        owed.append(0)
+        while trainer.owes:
+            trainer.update(pull)
+            owed[-1] += 1
+    assert owed == [0, 0, 0, 0, 1, 1, 1, 0]  # 4 groups of 8 steps, each sampled 1.5 times, 16 at a time
+
+
 @pytest.mark.parametrize(("frames", "shortest"), [(1, 2), (4, 4)])
 def test_r2d2_says_in_one_line_that_unrolls_are_too_short(frames: int, shortest: int) -> None:
     shape = GroupShape(2, frames, (frames,), "float32", (), "int64")
@@ -211,3 +233,33 @@ def test_a_replayed_step_is_a_data_point_when_an_accepted_update_first_uses_it(l
     assert 0 < points[0] <= 4 * R2D2.central.unroll_length  # four sequences, whatever was gathered
     assert points[-1] == 0
     assert sum(points) == sequences * R2D2.central.unroll_length
+
+
+def test_sac_replays_each_action_with_what_it_led_to_and_only_a_termination_ends_a_value() -> None:
+    config = replace(
+        CARTPOLE,
+        algorithm=AlgorithmConfig(algorithm="sac"),
+        replay=ReplayConfig(replay_capacity=100, replay_start=1, hidden_size=8),
+    )
+    spaces = Spaces(Box(-np.inf, np.inf, (1,), np.float32), Box(-1, 1, (1,), np.float32))
+    shape, key, length = GroupShape.of(spaces.observation, spaces.action, 2, 1), GroupKey(0, 0, 0), 6
+    trainer = SacTrainer(config, build_model(config, spaces).network, spaces, seed=0)
+    store = UnrollStore(shape, length)
+    store.begin(key, ())
+    for time in range(length + 1):  # at time 3 game 0 is over and game 1 is cut; at time 4 both have begun anew
+        message, shown = np.zeros(shape.most_bytes, np.uint8), np.array([time, 100 + time], np.float32)
+        over, begins = np.array([time == 3, False]), np.full(2, time in (0, 4))
+        ends = (over, np.array([False, time == 3]), ~begins)
+        size = pack_step(shape, message, shown[:, None], shown / 10, ends, begins, [])
+        store.of(key).place(size)[:] = message[:size].data
+        store.arrived(key, size, ())
+        store.of(key).answer(shown[:, None] / 1000, np.zeros(2, np.float32), version=0)
+    trainer.take(store.take(1))
+    replay, found = trainer._replay, set()
+    for row in range(len(replay)):
+        (before,), (after,), (action,) = replay._observations[row], replay._next_observations[row], replay._actions[row]
+        assert after == before + 1 and action == pytest.approx(before / 1000)
+        assert replay._rewards[row] == pytest.approx(after / 10)
+        found.add((int(before), bool(replay._terminated[row])))
+    played = {(first + time, first + time == 2) for first in (0, 100) for time in (0, 1, 2, 4, 5)}
+    assert len(replay) == len(played) and found == played

@@ -67,6 +67,10 @@ NETS = """
             self.mean.lerp_(observation.mean(0), 0.1)
             return super().forward(observation - self.mean)
 
+    class InPlace(Plain):
+        def forward(self, observation):
+            return super().forward(observation.sub_(0.5))
+
     def spectral(observation_space, action_space):
         network = Plain(observation_space, action_space)
         network.body = nn.utils.parametrizations.spectral_norm(network.body)
@@ -229,6 +233,7 @@ def test_a_buffer_that_changes_nothing_of_what_is_computed_is_as_good_as_code(na
         ("mynets:squeezes", r"value must be float32 \[1\] here, not float32 \[\]"),
         ("mynets:normalises", "batch normalisation keeps statistics that are no parameters"),
         ("mynets:Running", "what it has seen changes what it computes .*, but only parameters travel"),
+        ("mynets:InPlace", "it changes the observations that it is given: it must work on a copy"),
         ("mynets:spectral", "what it has seen changes what it computes"),
         ("mynets:layered", r"part 0 of initial_state must be float32 \[3, 16\] here, not float32 \[1, 3, 16\]"),
         ("mynets:forgets_where_it_learns", "unroll must give what as many calls of forward give"),

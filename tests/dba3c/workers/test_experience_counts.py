@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import EnvironmentFailed, Transition
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.ending import StopRule
+from dba3c.runs.ending import StopRule, frames_before_learning
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import run_worker
 from param_servers.config import ExchangeConfig
@@ -187,6 +188,13 @@ def test_a_run_whose_replay_takes_more_frames_than_were_asked_for_says_so(tmp_pa
     with RunFolder.create(tmp_path / "run", REPLAYED.to_json()) as folder:
         reason = StopRule(folder, REPLAYED)(12, 3000)
     assert reason == "3,000 frames trained on; 10,000 had filled the replay before the first update"
+
+
+def test_a_replay_of_sequences_begins_when_environments_can_have_completed_one() -> None:
+    few = replace(REPLAYED, algorithm=AlgorithmConfig(algorithm="r2d2"))
+    assert frames_before_learning(few) == 10_000
+    many = replace(few, central=replace(few.central, envs_per_actor=2048, unroll_length=100))
+    assert frames_before_learning(many) == 2048 * 200  # 40 steps burn in and 100 train, of unrolls of 100
 
 
 def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None:
