@@ -194,7 +194,7 @@ def train(command: Sequence[str]) -> int:
         child = subprocess.Popen(
             command,
             start_new_session=True,
-            preexec_fn=before_exec(os.getpid(), signal.SIGTERM),
+            preexec_fn=before_exec(os.getpid()),
             stdin=subprocess.DEVNULL,
             env={**os.environ, **alone},
         )
