@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
