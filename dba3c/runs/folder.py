@@ -122,9 +122,9 @@ class RunFolder:
         """An existing run: for the processes of its launch, for viewers and for plots.
 
         Waits up to `wait_s` for the launch to have made it; with `launch_id` or `since_s`, for that launch and not an
-        earlier one (of the same name or also without one, that began before `since_s` and has ended). The lock of a
-        launch with a name is then followed. With `run_name` for whichever life of that name has begun since `since_s`.
-        `while_waiting` may raise, which ends the wait.
+        earlier one (of the same name or also without one, that began before `since_s` and has ended or died). The lock
+        of a launch with a name is then followed. With `run_name` for whichever life of that name has begun since
+        `since_s`. `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
         deadline_s = time.monotonic() + wait_s
@@ -186,7 +186,8 @@ class RunFolder:
             late_s = float(life.get("started_s", 0.0)) - since_s
             begun = late_s >= 0.0 or (late_s >= -CLOCKS_S and "ended" not in life and self._is_held_by(life))
             return is_named and begun
-        return life.get("launch_id") == launch_id and ("ended" not in life or life.get("started_s", 0.0) >= since_s)
+        begun = life.get("started_s", 0.0) >= since_s or ("ended" not in life and self._is_held_by(life))
+        return life.get("launch_id") == launch_id and begun
 
     def _is_held_by(self, life: Mapping[str, Any]) -> bool:
         """Whether who has begun this life is alive, and holds the folder."""
