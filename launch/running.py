@@ -166,7 +166,7 @@ def refuse_unbuildable(
         said = child.tail().splitlines()
         why = why_not.read_text(encoding="utf-8", errors="surrogateescape") if why_not.exists() else ""
     if code and not why:  # it crashed
-        why = said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
+        why = said.pop() if said and code > 0 else f"the check of what is to run ended: {describe_exit(code)}"
     for warning in said:
         say_to_stderr(warning)
     if why:
