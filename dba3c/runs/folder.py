@@ -127,7 +127,7 @@ class RunFolder:
         `since_s`. `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
-        deadline_s = time.monotonic() + wait_s
+        began_s = time.monotonic()
         while True:
             run = cls(folder)
             any_life = not launch_id and not since_s
@@ -135,7 +135,8 @@ class RunFolder:
                 run._follow(launch_id)
                 return run
             while_waiting()
-            if time.monotonic() >= deadline_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s >= wait_s:
                 waited = f" after {wait_s:.0f} s" if wait_s else ""
                 which = f" of launch {launch_id}" if launch_id else ""
                 if not is_there(folder) and not launch_id:
@@ -143,7 +144,8 @@ class RunFolder:
                 hint = "" if launch_id else runs_beneath(folder)
                 why = f"config.json is missing or not its own{hint}"
                 raise UserError(f"{folder} is not a run folder{which}{waited}: {why}")
-            time.sleep(min(0.05, max(wait_s, 0.001)))
+            # soon there, as a rule; but many ranks may wait for minutes
+            time.sleep(min(max(0.05, waited_s / 10), 0.5, max(wait_s, 0.001)))
 
     # -- lives ---------------------------------------------------------------------------------------------------
 
