@@ -136,7 +136,7 @@ def was_requeued(run: Run) -> bool:
         ended = RunFolder.open(run.folder).life().get("ended")
     except UserError:
         return False
-    return ended is None or ended.get("reason") == slurm_job.WARNING
+    return ended is None or slurm_job.WARNING in str(ended.get("reason"))
 
 
 def unfinished(runs: Sequence[Run], of: int = 1) -> int:

@@ -88,7 +88,9 @@ def test_a_task_whose_run_was_asked_to_stop_is_not_done(runs, capsys, monkeypatc
     assert f"1 of 1 runs are not finished: {runs[0].name}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("reason", "code"), [(slurm_job.WARNING, 0), ("dba3c stop", 1)])
+@pytest.mark.parametrize(
+    ("reason", "code"), [(slurm_job.WARNING, 0), (f"{slurm_job.WARNING}; server 0 cannot write", 0), ("dba3c stop", 1)]
+)
 def test_a_task_that_slurm_queues_again_is_no_failure_and_one_that_was_stopped_is(runs, monkeypatch, reason, code):
     def job(words, heard):
         with RunFolder.create(runs[0].folder, {"run": {}}) as folder:
