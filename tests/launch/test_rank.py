@@ -89,6 +89,16 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
             "breakout --mode central --servers 4",
             "num_servers: an option of exchange servers or async only, and this run's exchange is local",
         ),
+        (
+            4,
+            "CartPole-v1 --exchange allreduce --colocated-servers",
+            "--colocated-servers: a run of exchange allreduce, mode worker has no servers beside workers",
+        ),
+        (
+            5,
+            "breakout --mode central --exchange servers --servers 1 --colocated-servers",
+            "--colocated-servers: a run of exchange servers, mode central has no servers beside workers",
+        ),
         (8, "breakout --actors 9", "actors: an option of mode central only, and this run's mode is worker"),
     ],
 )
