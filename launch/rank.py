@@ -21,12 +21,13 @@ from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
+from dba3c.runs.ending import TRAINING_ROLES, note_end, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import process_started
 from launch.cluster.launchers import ENDS_ALL_RANKS, REPLACEMENT, TORCHRUN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
+from launch.local.child import taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.resources import (
     bind_to_own_cores,
@@ -43,7 +44,6 @@ from launch.running import (
     CHECK_TIMEOUT_S,
     first_incarnation,
     had_finished,
-    note_end_undisturbed,
     refuse_unbuildable,
     refuse_what_is_there,
     returns,
@@ -125,12 +125,19 @@ def run_rank(
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
             first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == "srun" else None
-            told = _told_of_the_end(supervisor, folder, launch_id, first_node, config.exchange.timeouts.return_s)
-            with nullcontext() if place.is_chief else told, _showing_progress(folder, place):
-                code = supervisor.run()
             if place.is_chief:
-                note_end_undisturbed(folder, code, supervisor.cause)
-            elif code == 0 and place.launcher == TORCHRUN and lost_its_launcher(folder):
+                view = PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0))
+                beside = watched(folder, view, poll_s=5.0)
+            else:
+                return_s = config.exchange.timeouts.return_s
+                beside = _told_of_the_end(supervisor, folder, launch_id, first_node, return_s)
+            with taking_signals(supervisor.take_signal):  # also while the view takes its last look
+                with beside:
+                    code = supervisor.run()
+                if place.is_chief:
+                    note_end(folder, code, supervisor.cause)
+                    return code
+            if code == 0 and place.launcher == TORCHRUN and lost_its_launcher(folder):
                 code = RUN_BROKEN_EXIT  # with 0 its torchrun would not take part when the others start anew
             elif first_node is not None and first_node.is_lost():
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
@@ -219,7 +226,8 @@ def _failure_told_to_all(folder: RunFolder, place: LaunchPlace, part: Assignment
         yield
     except BaseException as error:
         if place.is_chief:
-            note_end_undisturbed(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
+            with taking_signals(lambda signum: None):
+                note_end(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
         elif isinstance(error, Exception):
             _tell_all(error, place, part, lambda: folder)
         raise
@@ -233,16 +241,6 @@ def _tell_all(error: BaseException, place: LaunchPlace, part: Assignment, folder
         run, code = folder(), USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError)) else 1
         note_failure(run.path, part.role, part.rank, code, str(error), place.node_name)
         run.request_stop(f"{part} on {place.node_name}: {error}", failed=True)
-
-
-@contextmanager
-def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
-    """The chief prints a line now and then, and each event."""
-    if not place.is_chief:
-        yield
-        return
-    with watched(folder, PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0)), poll_s=5.0):
-        yield
 
 
 @contextmanager

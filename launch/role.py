@@ -74,12 +74,12 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     parser.add_argument("--launch-id", default="")
     arguments = parser.parse_args(argv)
     name = f"{arguments.role} {arguments.rank}"
-    exit_with_parent()
     try:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
         folder.end_process_when_lost()
         stop_on_signal(folder, name)
         config = folder.train_config()
+        exit_with_parent(config.exchange.timeouts.stop_s)
         by_hand = arguments.incarnation is None  # an actor that nobody announced: no later life repeats its games
         incarnation = PER_START * folder.life_number() if by_hand else arguments.incarnation
         if host := os.environ.get(LISTEN_HOST_VARIABLE):  # this node's

@@ -94,13 +94,14 @@ def train(
                 on_event=metrics.record_event, stop_timeout_s=config.exchange.timeouts.stop_s,
             )  # fmt: skip
             code = 1
-            try:
-                with beside(folder):
-                    raise_interrupt()
-                    code = supervisor.run()
-            finally:
-                why = note_end_undisturbed(folder, code, supervisor.cause)
-                metrics.close()
+            with taking_signals(supervisor.take_signal):  # also while the view takes its last look
+                try:
+                    with beside(folder):
+                        raise_interrupt()
+                        code = supervisor.run()
+                finally:
+                    why = note_end(folder, code, supervisor.cause)
+                    metrics.close()
             begun = code != 0 or max(checkpoint_steps(folder.checkpoints), default=0)
             reason = why if begun else f"{why}, {before_the_first_update(config)}"
             with suppress(OSError):
@@ -108,12 +109,6 @@ def train(
                     reason += f"; --resume goes on from step {saved:,}"
             say(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}")
             return code, why
-
-
-def note_end_undisturbed(folder: RunFolder, code: int, cause: str) -> str:
-    """`note_end`, of which a last impatient Ctrl-C must not make a run without an end."""
-    with taking_signals(lambda signum: None):
-        return note_end(folder, code, cause)
 
 
 def refuse_whole_cluster(config: TrainConfig, folder: RunFolder) -> None:
@@ -171,7 +166,7 @@ def refuse_unbuildable(
         said = child.tail().splitlines()
         why = why_not.read_text(encoding="utf-8", errors="surrogateescape") if why_not.exists() else ""
     if code and not why:  # it crashed
-        why = said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
+        why = said.pop() if said and code > 0 else f"the check of what is to run ended: {describe_exit(code)}"
     for warning in said:
         say_to_stderr(warning)
     if why:

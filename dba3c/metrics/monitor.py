@@ -23,7 +23,7 @@ from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRu
 from dba3c.metrics.summary import RunSummary
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.roles import RunProcess
+from dba3c.roles import PER_START, RunProcess
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
@@ -31,6 +31,8 @@ from param_servers.errors import first_line
 
 POINTS_EVERY_S = 4.0
 EXPORTED_EVERY_S = 10.0
+ENDING_POLL_S = 1.0
+"""Of a run that was asked to end: its launch waits for the monitor."""
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
 
 
@@ -95,7 +97,7 @@ class Monitor:
             if over:
                 break
             with contextlib.suppress(queue.Empty):
-                told_to_end.get(timeout=poll_s)
+                told_to_end.get(timeout=poll_s if run_end.reason is None else min(poll_s, ENDING_POLL_S))
                 told = True
         self.close()
 
@@ -180,9 +182,10 @@ def monitor(process: RunProcess) -> str:
             limits,
             warn=warn,
             on_stop=lambda reason: metrics.record_event("stopping", reason),
-            again=process.incarnation > 0,
+            again=process.incarnation % PER_START > 0,
         )
-        followed.follow(told_to_end)
+        # a look opens the files of all lanes, which write once in a window each
+        followed.follow(told_to_end, poll_s=max(1.0, process.config.record_window_s / 4))
         return followed.stop_reason or "the run has ended"
     finally:
         metrics.close()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Generator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,9 +165,9 @@ class GifWriter:
         palette = Image.fromarray(np.concatenate([np.asarray(image) for image in sample])).quantize(_GIF_COLOURS)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._kept]
         duration_s = min(self._every / self._pictures_per_s, max(_GIF_LONGEST_S, 1 / self._pictures_per_s))
-        frames[0].save(
-            path, save_all=True, append_images=frames[1:], duration=round(1000 * duration_s), loop=0, optimize=False
-        )
+        ends_ms = [10 * round(100 * duration_s * number) for number in range(len(frames) + 1)]  # GIFs know whole 10 ms
+        durations_ms = [end - start for start, end in pairwise(ends_ms)]
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations_ms, loop=0, optimize=False)
         return path.stat().st_size
 
 

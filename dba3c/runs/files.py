@@ -26,8 +26,8 @@ def write_once(path: Path, text: str, mode: int = 0o644) -> bool:
     with _written_beside(path, text, mode) as temporary:
         try:
             os.link(temporary, path)  # atomic on NFS too, where O_EXCL need not be
-        except FileExistsError:
-            return False
+        except FileExistsError:  # which NFS may also say of a request that was repeated, and was granted at first
+            return temporary.stat().st_nlink > 1
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 raise

@@ -122,12 +122,12 @@ class RunFolder:
         """An existing run: for the processes of its launch, for viewers and for plots.
 
         Waits up to `wait_s` for the launch to have made it; with `launch_id` or `since_s`, for that launch and not an
-        earlier one (of the same name or also without one, that began before `since_s` and has ended). The lock of a
-        launch with a name is then followed. With `run_name` for whichever life of that name has begun since `since_s`.
-        `while_waiting` may raise, which ends the wait.
+        earlier one (of the same name or also without one, that began before `since_s` and has ended or died). The lock
+        of a launch with a name is then followed. With `run_name` for whichever life of that name has begun since
+        `since_s`. `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
-        deadline_s = time.monotonic() + wait_s
+        began_s = time.monotonic()
         while True:
             run = cls(folder)
             any_life = not launch_id and not since_s
@@ -135,7 +135,8 @@ class RunFolder:
                 run._follow(launch_id)
                 return run
             while_waiting()
-            if time.monotonic() >= deadline_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s >= wait_s:
                 waited = f" after {wait_s:.0f} s" if wait_s else ""
                 which = f" of launch {launch_id}" if launch_id else ""
                 if not is_there(folder) and not launch_id:
@@ -143,7 +144,8 @@ class RunFolder:
                 hint = "" if launch_id else runs_beneath(folder)
                 why = f"config.json is missing or not its own{hint}"
                 raise UserError(f"{folder} is not a run folder{which}{waited}: {why}")
-            time.sleep(min(0.05, max(wait_s, 0.001)))
+            # soon there, as a rule; but many ranks may wait for minutes
+            time.sleep(min(max(0.05, waited_s / 10), 0.5, max(wait_s, 0.001)))
 
     # -- lives ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,8 @@ class RunFolder:
             late_s = float(life.get("started_s", 0.0)) - since_s
             begun = late_s >= 0.0 or (late_s >= -CLOCKS_S and "ended" not in life and self._is_held_by(life))
             return is_named and begun
-        return life.get("launch_id") == launch_id and ("ended" not in life or life.get("started_s", 0.0) >= since_s)
+        begun = life.get("started_s", 0.0) >= since_s or ("ended" not in life and self._is_held_by(life))
+        return life.get("launch_id") == launch_id and begun
 
     def _is_held_by(self, life: Mapping[str, Any]) -> bool:
         """Whether who has begun this life is alive, and holds the folder."""

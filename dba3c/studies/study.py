@@ -15,6 +15,7 @@ from typing import Any
 from dba3c.errors import UserError, did_you_mean, writing
 from dba3c.runs.files import is_there, write_atomically
 from dba3c.runs.folder import RunFolder
+from param_servers.config import option
 
 STUDY_FILE = "study.json"
 POINT_FILE = "point.json"
@@ -213,7 +214,7 @@ class Shape:
     """Workers, where they are not what is varied."""
     servers: int = 2
     """Servers, where they are not what is varied."""
-    seeds: int = 0
+    seeds: int = option(0, least=0)
     """How many seeds; 0: the study's own number."""
 
 
@@ -302,10 +303,10 @@ def _refuse_unread(name: str, shape: Shape) -> None:
     """Raises UserError: an option was given that changes nothing of the study's points, whatever it is."""
     points_of, _, _ = STUDIES[name]
     another = Shape(env="another", values=(*shape.values, 3), workers=shape.workers + 1, servers=shape.servers + 1)
-    for option in ("env", "values", "workers", "servers"):
-        given, changed = getattr(shape, option), replace(shape, **{option: getattr(another, option)})
-        if given != getattr(Shape, option) and points_of(changed) == points_of(shape):
-            raise UserError(f"--{option}: the study {name} does not look at it")
+    for each in ("env", "values", "workers", "servers"):
+        given, changed = getattr(shape, each), replace(shape, **{each: getattr(another, each)})
+        if given != getattr(Shape, each) and points_of(changed) == points_of(shape):
+            raise UserError(f"--{each}: the study {name} does not look at it")
 
 
 def build(name: str, shape: Shape, words: Sequence[str] = ()) -> Study:

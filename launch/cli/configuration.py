@@ -206,6 +206,9 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         servers = max(1, players // 2)  # nobody asked for so many that none is left for a worker
         config = replace_options(config, num_servers=servers)
         exchange = config.exchange
+    if said.colocated_servers and (not servers or config.central.mode == "central"):
+        what = f"exchange {exchange.exchange}, mode {config.central.mode}"
+        raise UserError(f"--colocated-servers: a run of {what} has no servers beside workers")
     if sums_over_all_ranks(config) and run.evaluators + run.recorders:
         raise UserError(
             f"{exchange.collective_backend} sums over all {place.world_size} ranks, where an evaluator or a recorder "

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import fields, is_dataclass
 from io import StringIO
@@ -153,6 +153,13 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
         if not ended.code:
             raise
         raise UserError(_one_line(complaint.getvalue(), kind)) from None
+
+
+def refuse_given(arguments: Any, names: Iterable[str], why: str) -> None:
+    """Raise UserError where any of these options is not its class's default: nobody reads them."""
+    given = [name for name in names if getattr(arguments, name) != getattr(type(arguments), name)]
+    if given:
+        raise UserError(f"{', '.join('--' + name.replace('_', '-') for name in given)}: {why}")
 
 
 def whole_number(text: str) -> int:

@@ -14,7 +14,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import best, compare, options
-from launch.cli.options import parse
+from launch.cli.options import parse, refuse_given
 
 COLUMNS = (
     "nodes", "exchange", "servers", "colocated", "workers", "backup", "step_ms", "data_points_per_s", "dropped_share",
@@ -103,7 +103,11 @@ def simulate(words: Sequence[str]) -> int:
     if arguments.seed < 0:
         raise UserError(f"--seed must not be negative, got {arguments.seed}")
     if arguments.central:
-        _refuse_unread(arguments)
+        refuse_given(
+            arguments, OF_THE_TABLE, "of the table of servers and backup workers, which --central does not make"
+        )
+    else:
+        refuse_given(arguments, ("node_cores", "learner_speeds"), "of --central, which is not given")
     cluster = cluster_of(arguments)
     calibration = calibration_of(arguments)
     if calibration is not None:
@@ -148,14 +152,6 @@ OF_THE_TABLE = (
     "backup_workers", "steps", "seed", "output",
 )  # fmt: skip
 """Options of the table of servers and backup workers, which --central does not make."""
-
-
-def _refuse_unread(arguments: SimulateArguments) -> None:
-    """Raises UserError: an option that --central would not read."""
-    unread = [name for name in OF_THE_TABLE if getattr(arguments, name) != getattr(SimulateArguments, name)]
-    if unread:
-        options = ", ".join("--" + name.replace("_", "-") for name in unread)
-        raise UserError(f"{options}: of the table of servers and backup workers, which --central does not make")
 
 
 def _observation_bytes(run: Path) -> float:

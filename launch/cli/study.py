@@ -2,12 +2,11 @@
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +15,14 @@ import tyro
 from dba3c.errors import UserError, did_you_mean
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run, Shape, Study, build, load
-from launch.cli.options import parse, parse_train
+from launch.cli.options import parse, parse_train, refuse_given
 from launch.cli.sbatch import SlurmShape, job_text, refuse_short, request_lines
 from launch.cluster.launchers import ALONE_IN_ITS_STEP, is_typed_in_its_shell
 from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
 from launch.local.fork_server import running_module
 from launch.local.resources import given_cores
 from launch.slurm import job as slurm_job
+from param_servers.config import check_options, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,18 @@ class GridArguments:
     list: bool = False
     """Say how far it is; nothing is run."""
 
-    cpus_per_task: int = 12
+    cpus_per_task: int = option(12, least=1)
     """--slurm: cores of each node."""
 
     time: str = "04:00:00"
     """--slurm: time limit of each task."""
+
+    def __post_init__(self) -> None:
+        check_options(self, UserError)
+        if self.slurm + self.list + (self.task is not None) > 1:
+            raise UserError("--slurm, --list and --task are one thing each: give one of them")
+        if not self.slurm:
+            refuse_given(self, ("cpus_per_task", "time"), "of --slurm, which is not given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,11 @@ def study(words: Sequence[str]) -> int:
     arguments = parse(StudyArguments, words[:split], "dba3c study")
     folder = arguments.into or Path("studies") / arguments.name
     exists = arguments.list or arguments.task is not None
+    if exists:
+        what = "what a study is declared with; --list and --task read one that is there"
+        refuse_given(arguments, [each.name for each in fields(Shape)], what)
+        if words[split + 1 :]:
+            raise UserError(f"{shlex.join(words[split:])}: {what}")
     declared = load(folder) if exists else declare(build(arguments.name, arguments, words[split + 1 :]), folder)
     return go_on(declared, folder, arguments, f"dba3c study {declared.kind}")
 
@@ -137,7 +149,7 @@ def was_requeued(run: Run) -> bool:
         ended = RunFolder.open(run.folder).life().get("ended")
     except UserError:
         return False
-    return ended is None or ended.get("reason") == slurm_job.WARNING
+    return ended is None or slurm_job.WARNING in str(ended.get("reason"))
 
 
 def unfinished(runs: Sequence[Run], of: int = 1) -> int:
@@ -194,7 +206,7 @@ def train(command: Sequence[str]) -> int:
         child = subprocess.Popen(
             command,
             start_new_session=True,
-            preexec_fn=before_exec(os.getpid(), signal.SIGTERM),
+            preexec_fn=before_exec(os.getpid()),
             stdin=subprocess.DEVNULL,
             env={**os.environ, **alone},
         )

@@ -6,17 +6,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
 from dba3c.errors import RUN_BROKEN_EXIT, warn_on_stderr
 from launch.local.fork_server import LIBC, PARENT_VARIABLE, PR_SET_PDEATHSIG, RETURNED, ForkServer
-from param_servers.timeouts import Timeouts
-
-ORPHAN_GRACE_S = Timeouts().stop_s
-"""What an orphan may use for its checkpoint before it is killed."""
 
 _ORPHAN_LOOK_S = 1.0
 _TAIL_BYTES = 64 * 1024
@@ -96,9 +92,9 @@ def _opened(log: Path) -> BinaryIO:
         return open(os.devnull, "ab")
 
 
-def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
-    """For a child between fork and exec (only system calls): it gets `orphan_signal` when `parent`, its own, dies."""
-    die = int(orphan_signal)
+def before_exec(parent: int) -> Callable[[], None]:
+    """For a child between fork and exec (only system calls): it gets SIGTERM when `parent`, its own, dies."""
+    die = int(signal.SIGTERM)
 
     def prepare() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, die, 0, 0, 0)
@@ -108,12 +104,12 @@ def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None
     return prepare
 
 
-def exit_with_parent(environ: Mapping[str, str] = os.environ, grace_s: float = ORPHAN_GRACE_S) -> None:
+def exit_with_parent(grace_s: float) -> None:
     """For a child that handles SIGTERM: end also when handling it takes for ever, or its signal was missed.
 
-    Called early in a role's process. Does nothing when no `Child` started it.
+    `grace_s`: what an orphan may use for its checkpoint before it is killed. Does nothing when no `Child` started it.
     """
-    parent = environ.get(PARENT_VARIABLE, "")
+    parent = os.environ.get(PARENT_VARIABLE, "")
     if parent.isdigit():
         threading.Thread(target=_watch_parent, args=(int(parent), grace_s), name="parent", daemon=True).start()
 

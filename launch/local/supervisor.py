@@ -8,7 +8,7 @@
 STOPPING asks through the run folder, so the run ends at a step boundary with a checkpoint; where the folder cannot be
 written, it asks its own processes by SIGTERM. Each phase but RUNNING is bounded. Exit code: 0 when the run ended as
 asked (Ctrl-C included), the failing process's own when it failed (128 + n for signal n), 128 + n when signal n had to
-force the end.
+force the end, RUN_ENDED_BROKEN_EXIT when it had to be forced where no signal had come.
 
 What is told is told last: no terminal, log or disk decides how a run ends (`launch.output`). A lost terminal is a
 SIGHUP, which ends the run with a checkpoint as SIGTERM does; under nohup, or when only the reader of a pipe has left,
@@ -67,7 +67,8 @@ class Supervisor:
         fork_server: what the processes are forked from.
         run_dir: logs go to ``logs/ROLE-RANK.log`` in it.
         request_stop: asks the run to end at a step boundary, as failed or not (`RunFolder.request_stop`).
-        on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
+        on_event: called with (event, message) for the run's metrics: restarted, not_restarted, left, killed, stopping,
+            terminating, killing.
         whole_run: these are all the processes of the run; False where other ranks have others, which go on without
             these if they may.
         stays: also when the run goes on without its last process, until that has ended (`run_has_ended`): many a
@@ -109,7 +110,7 @@ class Supervisor:
         self._phase = RUNNING
         self._deadline_s: float | None = None
         """Of the phase; every one but RUNNING has one."""
-        self._last_signal = signal.SIGTERM
+        self._last_signal: signal.Signals | None = None
         self._live: dict[str, _Process] = {}
         self._restarts = {spec.name: Restarts(spec.max_restarts, RESTART_WINDOW_S) for spec in processes}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
@@ -129,7 +130,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Blocks until every process is gone; returns the exit code. Call it in the main thread: it takes signals."""
-        with taking_signals(lambda signum: self._happened.put(("signal", "", signum))):
+        with taking_signals(self.take_signal):
             try:
                 for spec in self.processes:
                     self._start_first(spec)
@@ -155,7 +156,7 @@ class Supervisor:
         if self._ended_well and not self._unsaved:  # whoever had to be terminated after that was only slow to leave
             return 0
         if self._forced:
-            return 128 + int(self._last_signal)
+            return 128 + self._last_signal if self._last_signal else RUN_ENDED_BROKEN_EXIT
         return 0 if self._phase == STOPPING or not self.whole_run else 1
 
     @property
@@ -170,6 +171,10 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """Name → pid of the processes alive now."""
         return {name: running.child.pid for name, running in list(self._live.items())}
+
+    def take_signal(self, signum: int) -> None:
+        """For `taking_signals`: it is obeyed once `run` has begun, and has no effect once that has ended."""
+        self._happened.put(("signal", "", signum))
 
     def run_has_ended(self, well: bool) -> None:
         """From any thread: the run is over, as its chief knows; who has not heard of it has `drain_timeout_s` left."""

@@ -381,7 +381,3 @@ def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> i
     except (UserError, OSError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":  # of scripts that were printed before there was `dba3c job`
-    sys.exit("dba3c: print this script anew (dba3c sbatch): it says `python -m launch.slurm.job` for `dba3c job`")

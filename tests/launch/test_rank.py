@@ -89,6 +89,16 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
             "breakout --mode central --servers 4",
             "num_servers: an option of exchange servers or async only, and this run's exchange is local",
         ),
+        (
+            4,
+            "CartPole-v1 --exchange allreduce --colocated-servers",
+            "--colocated-servers: a run of exchange allreduce, mode worker has no servers beside workers",
+        ),
+        (
+            5,
+            "breakout --mode central --exchange servers --servers 1 --colocated-servers",
+            "--colocated-servers: a run of exchange servers, mode central has no servers beside workers",
+        ),
         (8, "breakout --actors 9", "actors: an option of mode central only, and this run's mode is worker"),
     ],
 )
@@ -169,11 +179,12 @@ def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_w
     assert said[1] == said[0] and not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_check_that_is_killed_without_a_word_is_told_with_its_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("says", ["", "print('a harmless warning', flush=True)"])
+def test_a_check_that_is_killed_is_told_with_its_signal_whatever_it_had_said(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("dies_of_rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    Path("dies_of_rank.py").write_text(f"import os, signal\n{says}\nos.kill(os.getpid(), signal.SIGKILL)\n")
     words = ["CartPole-v1", "--servers", "1", "--network", "dies_of_rank:net", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(RunBroken, match="^the check of what is to run ended: killed by SIGKILL$"):
         train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
@@ -361,6 +372,19 @@ def test_a_rank_does_not_join_a_life_that_ended_long_before_it_under_the_same_na
     folder.release()
     with RunFolder.launch(run_dir, {}, resume=True, launch_id=launch_id):
         assert RunFolder.open(run_dir, launch_id=launch_id, since_s=now_s + 1).path == run_dir
+
+
+@pytest.mark.parametrize("launch_id", ["localhost-29500", ""])
+def test_a_rank_joins_a_life_that_began_long_before_it_under_the_same_name_only_while_its_chief_lives(
+    launch_id: str, tmp_path: Path
+) -> None:
+    folder, since_s = RunFolder.create(tmp_path / "run", {}, launch_id=launch_id), time.time() + 1000
+    assert RunFolder.open(folder.path, launch_id=launch_id, since_s=since_s).path == folder.path
+    folder.release()  # as if it had been killed
+    with pytest.raises(UserError, match="is not a run folder"):
+        RunFolder.open(folder.path, launch_id=launch_id, since_s=since_s)
+    with RunFolder.launch(folder.path, None, resume=True, launch_id=launch_id):
+        assert RunFolder.open(folder.path, launch_id=launch_id, since_s=since_s).path == folder.path
 
 
 def test_the_chief_refuses_a_tracker_whose_client_is_missing_before_there_is_a_run(

@@ -32,7 +32,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def code_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """code_of(error, run_dir, name="worker"): the exit code of a role that raises this."""
-    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(role, "exit_with_parent", lambda grace_s: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     def main(error: BaseException, run_dir: Path, name: str = "worker") -> int:
@@ -126,7 +126,7 @@ def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_game
 ) -> None:
     incarnations: list[int] = []
     monkeypatch.setattr(role, "play", lambda name, process: incarnations.append(process.incarnation))
-    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(role, "exit_with_parent", lambda grace_s: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     words = ["--run-dir", str(run_dir), "--role", "actor", "--rank", "4"]
     role.main(words)
@@ -134,6 +134,19 @@ def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_game
     role.main(words)
     role.main([*words, "--incarnation", str(PER_START + 3)])
     assert incarnations == [0, PER_START, PER_START + 3]
+
+
+def test_an_orphan_has_the_time_that_a_checkpoint_of_its_own_run_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graces_s: list[float] = []
+    config = replace_options(TrainConfig(), checkpoint_timeout_s=600.0)
+    RunFolder.create(tmp_path / "run", config.to_json()).release()
+    monkeypatch.setattr(role, "play", lambda name, process: "")
+    monkeypatch.setattr(role, "exit_with_parent", graces_s.append)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    role.main(["--run-dir", str(tmp_path / "run"), "--role", "actor"])
+    assert graces_s == [config.exchange.timeouts.stop_s] and graces_s[0] > 600.0
 
 
 def test_a_learner_of_a_deep_network_computes_with_its_share_of_all_cores_and_everybody_else_with_one(

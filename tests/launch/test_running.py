@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,10 @@ from dba3c.errors import UserError
 from dba3c.roles import PER_START
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
+from launch import rank as launch_rank
 from launch import running
 from launch.cli.options import parse_train
-from launch.cli.runs import resume, run_dir_of
+from launch.cli.runs import resume, run_dir_of, train_as_rank
 from launch.cluster.launchers import LaunchPlace
 from launch.running import first_incarnation
 
@@ -97,6 +102,45 @@ def test_what_a_lost_monitor_no_longer_looks_for_is_known(tmp_path: Path, words:
     processes = running.role_processes(parse_train(words.split()).config(2), tmp_path, "1", 0)
     (monitor,) = [process for process in processes if process.role == "monitor"]
     assert monitor.missed.startswith(missed) and bool(monitor.missed) == bool(missed)
+
+
+@pytest.mark.parametrize("of_a_cluster", [False, True])
+def test_a_signal_while_a_run_that_has_ended_is_shown_a_last_time_does_not_lose_its_end(
+    of_a_cluster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        cause = ""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.take_signal = list[int]().append
+
+        def run(self) -> int:
+            return 0
+
+    @contextmanager
+    def last_look(*_: object, **__: object) -> Iterator[None]:
+        yield
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for module in (running, launch_rank):
+        monkeypatch.setattr(module, "ForkServer", lambda **_: nullcontext())
+        monkeypatch.setattr(module, "Supervisor", Ended)
+        monkeypatch.setattr(module, "watched", last_look)
+    monkeypatch.setattr(running, "check_machine", lambda *_: None)
+    monkeypatch.setattr(running, "refuse_unbuildable", lambda *_: None)
+    run_dir = tmp_path / "run"
+    before = signal.signal(signal.SIGTERM, crash)
+    try:
+        if of_a_cluster:
+            said = parse_train(["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)])
+            place = LaunchPlace(launcher="mpirun", world_size=2, tasks_per_node=(2,), launch_id="1")
+            assert train_as_rank(said, place, "dba3c") == 0
+        else:
+            config = parse_train(["CartPole-v1"]).config(1)
+            assert running.train(config, run_dir, resume=False, command="dba3c")[0] == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert RunFolder(run_dir).life()["ended"]["outcome"] == "finished"
 
 
 def crash(*_: object, **__: object) -> None:

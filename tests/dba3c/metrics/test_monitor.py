@@ -10,13 +10,14 @@ import time
 
 import pytest
 
-from dba3c.config import RunConfig, TrainConfig
+from dba3c.config import RunConfig, TrainConfig, replace_options
 from dba3c.environments.protocol import Episode
+from dba3c.metrics import monitor as monitor_module
 from dba3c.metrics.monitor import Monitor
 from dba3c.metrics.monitor import monitor as monitor_role
 from dba3c.metrics.sinks import TrackedRun
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.roles import RunProcess
+from dba3c.roles import PER_START, RunProcess
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import load_curve
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives, step_values
@@ -208,10 +209,13 @@ def test_it_ends_with_its_run_and_reads_what_was_written_last(tmp_path):
     assert not thread.is_alive() and monitor.summary.step == 5
 
 
-def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent(tmp_path):
+@pytest.mark.parametrize("poll_s", [0.01, 100.0])
+def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent_however_seldom_it_looked_before(tmp_path, poll_s):
+    began_s = time.monotonic()
     with RunFolder.create(tmp_path / "run", CONFIG) as run:
         run.request_stop("enough")
-        Monitor(run).follow(poll_s=0.01)
+        Monitor(run).follow(poll_s=poll_s)
+    assert time.monotonic() - began_s < 60.0
 
 
 def test_it_ends_when_its_launch_is_dead(tmp_path):
@@ -238,6 +242,32 @@ def test_the_process_ends_on_sigterm_with_its_trackers_complete_and_ignores_ctrl
         _, said = process.communicate(timeout=240)
         deadline.cancel()
     assert process.returncode == 0 and not said
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "workers", "again", "poll_s"),
+    [(0, 1, False, 1.0), (1, 1, True, 1.0), (2 * PER_START, 64, False, 3.0), (2 * PER_START + 1, 64, True, 3.0)],
+)
+def test_the_first_monitor_of_each_life_draws_it_from_its_beginning_and_reads_as_often_as_lanes_write(
+    tmp_path, monkeypatch, incarnation, workers, again, poll_s
+):
+    made = []
+
+    class Fake:
+        stop_reason = "enough"
+
+        def __init__(self, *_, again, **__):
+            made.append(again)
+
+        def follow(self, told_to_end, poll_s=1.0):
+            made.append(poll_s)
+
+    monkeypatch.setattr(monitor_module, "Monitor", Fake)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    config = replace_options(TrainConfig(), exchange="servers", num_workers=workers, lanes=12, envs_per_worker=12)
+    with RunFolder.create(tmp_path / "run", config.to_json()) as run:
+        monitor_role(RunProcess(run, config, 0, incarnation))
+    assert made == [again, poll_s]
 
 
 def test_what_does_not_work_is_in_the_monitors_own_records(tmp_path, monkeypatch, capsys):

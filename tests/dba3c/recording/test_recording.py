@@ -10,6 +10,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageSequence
 
 from dba3c.algorithms.policies import Decision
 from dba3c.assembly.model import initial_parameters
@@ -128,6 +129,20 @@ def test_a_gif_of_a_long_game_is_thinned_out_and_stays_below_its_limit(tmp_path:
     kept = gif.save(tmp_path / "game.gif", limit_bytes=100_000)
     assert len(imageio.mimread(tmp_path / "game.gif", memtest=False)) == kept <= 600
     assert (tmp_path / "game.gif").stat().st_size <= 100_000
+
+
+@pytest.mark.parametrize(("pictures_per_s", "pictures"), [(15.0, 300), (60.0, 1200), (15.0, 1)])
+def test_a_gif_of_a_short_game_is_shown_at_the_game_s_own_speed(
+    tmp_path: Path, pictures_per_s: float, pictures: int
+) -> None:
+    gif = GifWriter(pictures_per_s)
+    for number in range(pictures):
+        gif.add(np.full((20, 16, 3), number % 251, np.uint8))
+    gif.save(tmp_path / "game.gif")
+    with Image.open(tmp_path / "game.gif") as shown:
+        frames = ImageSequence.all_frames(shown, lambda frame: frame.copy())
+    shown_s = sum(frame.info["duration"] for frame in frames) / 1000
+    assert shown_s == pytest.approx(pictures / pictures_per_s, abs=0.01)
 
 
 def test_a_gif_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

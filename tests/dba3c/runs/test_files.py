@@ -42,6 +42,20 @@ def test_what_cannot_take_its_place_is_one_line_and_leaves_the_old_content_and_n
     assert (tmp_path / "old.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_link_that_nfs_has_made_and_denies_was_made(tmp_path, monkeypatch):
+    link = os.link
+
+    def repeated(*paths: object) -> None:
+        link(*paths)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", repeated)
+    assert write_once(tmp_path / "stop.json", "first")
+    monkeypatch.setattr(os, "link", link)
+    assert not write_once(tmp_path / "stop.json", "second")
+    assert (tmp_path / "stop.json").read_text() == "first" and len(list(tmp_path.iterdir())) == 1
+
+
 def test_without_hard_links_the_first_writer_wins_too(tmp_path, monkeypatch):
     def no_links(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))

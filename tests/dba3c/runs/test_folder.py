@@ -17,6 +17,7 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs import folder as run_folder
 from dba3c.runs import lock as run_lock
 from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
@@ -335,6 +336,19 @@ def test_opening_waits_for_the_launch_it_belongs_to(tmp_path):
         RunFolder.open(tmp_path / "run", wait_s=0.05, launch_id="job-7")
     with RunFolder.launch(tmp_path / "run", None, resume=True, launch_id="job-7"):
         assert RunFolder.open(tmp_path / "run", launch_id="job-7").life()["launch_id"] == "job-7"
+
+
+def test_who_waits_long_for_a_launch_looks_seldom(tmp_path, monkeypatch):
+    now_s, looked_s = [0.0], []
+
+    def sleep(seconds):
+        now_s[0] += seconds
+
+    monkeypatch.setattr(run_folder, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    with pytest.raises(UserError, match="after 120 s"):
+        RunFolder.open(tmp_path / "run", wait_s=120, while_waiting=lambda: looked_s.append(now_s[0]))
+    assert sum(look_s < 1 for look_s in looked_s) > 10 and sum(look_s > 20 for look_s in looked_s) < 210
+    assert 120 <= now_s[0] < 121
 
 
 def test_the_secret_is_private_made_once_and_the_environment_wins(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from dba3c.runs.folder import RunFolder
 from launch.cli.evaluate import RecordArguments
 from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse, parse_resume, parse_train
+from launch.cli.simulate import simulate
 
 POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:loss"
 
@@ -385,3 +386,15 @@ def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(
     monkeypatch.setattr("launch.cli.runs.train", interrupted)
     assert main(["train", "CartPole-v1"]) == 130
     assert capsys.readouterr().err == "dba3c: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--node-cores 24 --learner-speeds 12", "--node-cores, --learner-speeds: of --central, which is not given"),
+        ("--central --steps 9", "--steps: of the table of servers and backup workers, which --central does not make"),
+    ],
+)
+def test_what_one_kind_of_simulation_does_not_read_is_refused_by_it(words: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"^{why}$"):
+        simulate(words.split())

@@ -88,7 +88,9 @@ def test_a_task_whose_run_was_asked_to_stop_is_not_done(runs, capsys, monkeypatc
     assert f"1 of 1 runs are not finished: {runs[0].name}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("reason", "code"), [(slurm_job.WARNING, 0), ("dba3c stop", 1)])
+@pytest.mark.parametrize(
+    ("reason", "code"), [(slurm_job.WARNING, 0), (f"{slurm_job.WARNING}; server 0 cannot write", 0), ("dba3c stop", 1)]
+)
 def test_a_task_that_slurm_queues_again_is_no_failure_and_one_that_was_stopped_is(runs, monkeypatch, reason, code):
     def job(words, heard):
         with RunFolder.create(runs[0].folder, {"run": {}}) as folder:
@@ -160,3 +162,21 @@ def test_a_bad_option_is_refused_before_anything_is_started(tmp_path, capsys):
     assert main(["study", "scaling", "--into", str(tmp_path / "study"), "--", "--learning-rat", "1"]) == 2
     assert "point workers-1" in (told := capsys.readouterr().err) and "learning-rate" in told
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--list --values 2 --seeds 1", "--values, --seeds: what a study is declared with; --list and --task read one"),
+        ("--task workers-2/seed-0 -- --max-hours 1", "-- --max-hours 1: what a study is declared with; --list and"),
+        ("--time 1:00 --cpus-per-task 2", "--cpus-per-task, --time: of --slurm, which is not given"),
+        ("--slurm --task workers-2/seed-0", "--slurm, --list and --task are one thing each: give one of them"),
+        ("--slurm --cpus-per-task 0", "cpus_per_task must be at least 1, got 0"),
+        ("--seeds -1", "seeds must be at least 0, got -1"),
+    ],
+)
+def test_words_that_mean_nothing_to_a_study_are_refused(tmp_path, capsys, monkeypatch, words, why):
+    monkeypatch.chdir(tmp_path)
+    build("scaling", Shape(values=(2,), seeds=1)).save(tmp_path / "studies" / "scaling")
+    assert main(["study", "scaling", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"dba3c: {why}")

@@ -76,7 +76,7 @@ class Lab:
 
     def signal(self, signum: signal.Signals) -> None:
         """As the operating system would tell the main thread."""
-        self.supervisor._happened.put(("signal", "", signum))
+        self.supervisor.take_signal(signum)
 
     def pid(self, name: str, incarnation: int = 0) -> int:
         path = self.run_dir / f"{name}.{incarnation}.pid"

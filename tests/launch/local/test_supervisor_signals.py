@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dba3c.errors import RUN_ENDED_BROKEN_EXIT
 from launch.local import supervisor
 from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone
 from tests.waiting import wait_until
@@ -159,6 +160,14 @@ def test_a_rank_that_has_not_heard_of_the_run_s_end_leaves_in_bounded_time(lab: 
     lab.supervisor.run_has_ended(well=True)
     assert lab.finish() == 0
     assert gone(deaf)
+
+
+def test_an_end_that_had_to_be_forced_where_no_signal_came_is_no_interruption(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "deaf"))
+    lab.pid("server-0")
+    lab.supervisor.run_has_ended(well=False)
+    assert lab.finish() == RUN_ENDED_BROKEN_EXIT
+    assert lab.events == ["killing"]
 
 
 @pytest.mark.parametrize(("saves_alone", "is_young"), [(True, False), (True, True), (False, False)])
