@@ -45,6 +45,7 @@ from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt
 from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
+from param_servers.wire.messages import bytes_of
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -197,8 +198,8 @@ def _end(processes: Sequence[ForkProcess]) -> None:
 
 
 def _coded(line: str) -> bytes:
-    """What fits into a message, also of a line with a file's name that is no text."""
-    return line.encode(errors="backslashreplace")[: _MOST_BYTES // 2]
+    """What fits into a message."""
+    return bytes_of(line)[: _MOST_BYTES // 2]
 
 
 class _Link:

@@ -175,6 +175,11 @@ def control_payload(header: Header, allowed: Collection[Kind]) -> memoryview:
     return memoryview(bytearray(header.length))
 
 
+def bytes_of(text: str) -> bytes:
+    """What is said to a person, as `text_of` reads it; also where a file's name in it is no text."""
+    return text.encode(errors="backslashreplace")
+
+
 def text_of(payload: bytes | memoryview) -> str:
     """What a peer says to a person."""
     return bytes(payload).decode("utf-8", "replace")

@@ -384,6 +384,12 @@ def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
         assert str(error) == "rank 0 cannot decide any more: ZeroDivisionError: division by zero"
 
 
+def test_an_end_for_a_reason_with_a_file_s_name_that_is_no_text_is_told_to_all_ranks(start):
+    run = start(2).start(0, 1, should_stop=lambda step, data_points: "caf\udce9: full" if step else None)
+    for outcome in run.together([0, 1], steps=2).values():
+        assert isinstance(outcome, RunStopped) and outcome.reason == "caf\\udce9: full"
+
+
 def test_a_chief_that_cannot_be_asked_any_more_whether_to_stop_ends_the_run_for_that_reason(start):
     def stop(step, data_points):
         raise RunBroken("stop.json: permission denied")
