@@ -126,9 +126,12 @@ class MajorityChief:
             self._carry_out(coordinator.gradient(rank, generation, header.sequence, step, data_points, now_s))
 
     def _end_if_left_alone(self, rank: int, now_s: float) -> None:
-        """A rank's link is gone. When rank 0 has just been stopped and nobody else is left, the others have lost it."""
+        """A rank's link is gone. When rank 0 has just been stopped, for about as long as the most impatient of the
+        others wait (`silence_s`, on clocks of their own), and nobody else is left, they have lost it."""
         alone = set(self._coordinator.connected) == {0, rank}
-        if rank and alone and now_s - self._clock.woke_s < self._timeouts.step_s:
+        could_leave = self._clock.slept_s > self._timeouts.silence_s / 2
+        just_woke = now_s - self._clock.woke_s < self._timeouts.step_s
+        if rank and alone and could_leave and just_woke:
             why = f"rank 0 was stopped for {self._clock.slept_s:.0f} s, and the others have ended the run without it"
             self._carry_out(self._coordinator.stop(why, failed=True))
 
