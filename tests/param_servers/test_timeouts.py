@@ -35,6 +35,7 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("servers_end_s", ("return_s",), NOTICE_S),  # a server waits for server 0, which is gone
     ("servers_end_s", ("server_return_s", "disk_s"), NOTICE_S),  # server 0 waits for a server that is gone
     ("stop_s", ("step_s", "disk_s", "last_words_s"), NOTICE_S),  # a run ends at a step, with a checkpoint
+    ("stop_s", ("stop_after_s", "disk_s", "last_words_s"), NOTICE_S),  # server 0 waits for a server that is gone
     ("drain_s", ("disk_s", "last_words_s"), NOTICE_S),  # one rank still writes when the others have ended
 ]
 patience = st.floats(1e-3, LONGEST_S)
