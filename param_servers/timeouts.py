@@ -283,6 +283,7 @@ class LeavableThread:
                 future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
+            del entry, future, work  # which may hold a model: they are not kept until there is more to do
 
 
 def within(timeout_s: float, work: Callable[[], T]) -> T:
