@@ -323,7 +323,7 @@ def _check(path: Path) -> None:
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:
-    # The term keeps a writer that was slow to die from spoiling the files of the one that took its place.
+    # Servers: the term, another in each life, keeps a writer that was slow to die from spoiling its successor's files.
     return directory / f"step-{step}.term-{term}.tmp"
 
 
