@@ -32,6 +32,7 @@ import select
 import signal
 import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -45,6 +46,7 @@ from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt
 from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
+from param_servers.wire.messages import bytes_of
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -103,7 +105,7 @@ class Lane:
         if self.index:
             self._links[0].send(_Kind.NUMBERS, text=code.pack(*numbers))
             return list(code.unpack(self._links[0].receive(_Kind.NUMBERS).text))
-        rows = [numbers, *(code.unpack(link.receive(_Kind.NUMBERS).text) for link in self._links)]
+        rows = [numbers, *(code.unpack(message.text) for message in _of_each(self._links, _Kind.NUMBERS))]
         sums = [sum(column) for column in zip(*rows, strict=True)]
         for link in self._links:
             link.send(_Kind.NUMBERS, text=code.pack(*sums))
@@ -188,25 +190,43 @@ def _settle(index: int, cores: Sequence[int]) -> None:
 
 def _end(processes: Sequence[ForkProcess]) -> None:
     """They have heard that it is over; who does not end is ended."""
+    give_up_s = time.monotonic() + CLOSE_S
     for process in processes:
         if process.pid is not None:
-            process.join(CLOSE_S)
+            process.join(max(0.0, give_up_s - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join(CLOSE_S)
 
 
 def _coded(line: str) -> bytes:
-    """What fits into a message, also of a line with a file's name that is no text."""
-    return line.encode(errors="backslashreplace")[: _MOST_BYTES // 2]
+    """What fits into a message."""
+    return bytes_of(line)[: _MOST_BYTES // 2]
+
+
+Patience = Callable[[], bool]
+"""Whether it is over; to be asked at least each `NAP_S`."""
+
+
+def _patience(timeout_s: float) -> Patience:
+    """It begins now."""
+    now_s = clock_of_a_loop().now_s
+    give_up_s = now_s() + timeout_s
+    return lambda: now_s() > give_up_s
+
+
+def _of_each(links: "Sequence[_Link]", expected: _Kind) -> list[_Message]:
+    """A message of each of lane 0's others, which together have the time of one: that is what they wait for lane 0."""
+    is_over = _patience(max((link.timeout_s for link in links), default=0.0))
+    return [link.receive(expected, is_over) for link in links]
 
 
 class _Link:
     """One end between lane 0 and another lane; packets, so a message comes whole or not at all."""
 
     def __init__(self, who: str, end: socket.socket, timeout_s: float, process: ForkProcess | None = None) -> None:
-        self._who, self._end, self._timeout_s, self._process = who, end, timeout_s, process
-        self._clock, self._poll = clock_of_a_loop(), select.poll()
+        self._who, self._end, self.timeout_s, self._process = who, end, timeout_s, process
+        self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
     def send(
@@ -228,11 +248,11 @@ class _Link:
         except OSError:
             return  # lane 0 is gone too
 
-    def receive(self, expected: _Kind) -> _Message:
-        deadline_s = self._clock.now_s() + self._timeout_s
+    def receive(self, expected: _Kind, is_over: Patience | None = None) -> _Message:
+        is_over = is_over or _patience(self.timeout_s)
         while not self._poll.poll(NAP_S * 1000):
-            if self._clock.now_s() > deadline_s:
-                raise LaneLost(f"{self._who} has been silent for {self._timeout_s:g} s")
+            if is_over():
+                raise LaneLost(f"{self._who} has been silent for {self.timeout_s:g} s")
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._end, _MOST_BYTES, 1)
         except ConnectionResetError:
@@ -331,12 +351,10 @@ class _FirstLane:
         """See `GradientExchange.push`; it is the mean over all lanes that travels, and the sum of their data points."""
         memory = self._memory
         memory.rows[0] = gradient
-        for link in self._links:
-            data_points += link.receive(_Kind.WRITTEN).first
+        data_points += sum(message.first for message in _of_each(self._links, _Kind.WRITTEN))
         self._tell(_Kind.SUM)
         memory.add_up(0)
-        for link in self._links:
-            link.receive(_Kind.SUMMED)
+        _of_each(self._links, _Kind.SUMMED)
         receipt = self._or_tell(lambda: self._inner.push(memory.mean, step, data_points))
         self._tell(_Kind.ANSWER, receipt.accepted, receipt.step, text=receipt.reason.encode())
         return receipt
@@ -353,8 +371,9 @@ class _FirstLane:
         try:
             return ask()
         except RunStopped as stopped:
-            with contextlib.suppress(LaneLost):  # it needs to hear nothing
-                self._tell(_Kind.STOPPED, text=_coded(stopped.reason))
+            for link in self._links:
+                with contextlib.suppress(LaneLost):  # it needs to hear nothing
+                    link.send(_Kind.STOPPED, text=_coded(stopped.reason))
             raise
 
 

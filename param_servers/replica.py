@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest, set_aside_after
+from param_servers.checkpoint.files import (
+    checkpoints_in,
+    find_newest,
+    load_checkpoint,
+    read_manifest,
+    set_aside_after,
+)
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import CheckpointError, CheckpointUnreadable, LastStepsLost, RunStopped
@@ -125,10 +131,11 @@ class Replica:
         """
         if self._directory is None:
             return
+        looked_at = checkpoints_in(self._directory)  # what another rank publishes meanwhile is whole
         path = self._load_newest(self._directory, lambda line: self.note("checkpoint_skipped", line))
         if path is not None:
             try:
-                set_aside_after(self._directory, self.step)  # what is later is damaged
+                set_aside_after(self._directory, self.step, looked_at)  # what is later is damaged
             except OSError as error:
                 raise CheckpointError(f"a damaged checkpoint cannot be renamed: {error}") from error
             self.note("restored", f"going on from checkpoint {path.name}")

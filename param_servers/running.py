@@ -69,6 +69,8 @@ def serve(
     Raises: as `ParameterServer.run`.
     """
     addresses, config, plan = _run_of(module, address, exchange_config)
+    if not 0 <= shard < len(addresses):
+        raise ConfigError(f"there is no address of shard {shard}: {len(addresses)} given")
     host, port = addresses[shard]
     if steps is not None:
         if "should_stop" in options:

@@ -75,6 +75,9 @@ class Timeouts:
         the checkpoint at the end, in all exchanges, with the one that is still being written before it."""
         self.step_s = step_timeout_s
         """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
+        self.stop_after_s = min(30.0, self.server_return_s)
+        """For a lost server whose return undoes committed steps, before a request to stop is obeyed: one that is
+        started again is there sooner, and then nothing is lost that was not lost with it."""
         self.server_silence_s = self.step_s / 2
         """Without a word for so long when a step is late: it is not the workers' fault but that server's."""
         self.group_s = 2 * self.step_s + 2 * GRACE_S
@@ -117,7 +120,7 @@ class Timeouts:
         # -- processes
         self.servers_end_s = self.answer_s + self.disk_s + MARGIN_S
         """Who has forked a whole run: for its servers to end when all workers, or another server, have ended."""
-        self.stop_s = self.sum_s + self.disk_s + self.last_words_s + MARGIN_S
+        self.stop_s = max(self.sum_s, self.stop_after_s) + self.disk_s + self.last_words_s + MARGIN_S
         """A supervisor: from a request to stop to the end, with a checkpoint."""
         self.drain_s = self.disk_s + self.last_words_s + MARGIN_S
         """A supervisor, or who has forked a whole run: from the end of who decides to the end of all; in an all-reduce
@@ -280,6 +283,7 @@ class LeavableThread:
                 future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
+            del entry, future, work  # which may hold a model: they are not kept until there is more to do
 
 
 def within(timeout_s: float, work: Callable[[], T]) -> T:

@@ -31,7 +31,7 @@ from param_servers.errors import BadMessage
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Hello, Lives, Peer
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import HEADER_BYTES, Header, Kind
+from param_servers.wire.messages import HEADER_BYTES, Header, Kind, bytes_of
 
 Key = TypeVar("Key")
 MOST_ACTORS = 4096
@@ -193,7 +193,7 @@ class InferenceService:
     def close(self, reason: str | None) -> None:
         """Tell every actor that the run is over and why; None only drops the links. Safe to call twice."""
         if reason is not None:
-            stop, text = Header(Kind.STOP, self._rank), memoryview(reason.encode())
+            stop, text = Header(Kind.STOP, self._rank), memoryview(bytes_of(reason))
             for actor in sorted(self.actors):
                 self.hub.send(Peer(CentralRole.ACTOR, actor), stop, text)
             self.hub.drain(_LAST_WORDS_S, lambda peer: self.hub.send(peer, stop, text))

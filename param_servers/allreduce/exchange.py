@@ -26,6 +26,7 @@ from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, 
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread
 from param_servers.layout import FlatLayout, floats
 from param_servers.replica import Replica, ReplicaReport, how_it_ended, refusal
+from param_servers.wire.messages import bytes_of
 
 T = TypeVar("T")
 COMPARE_EVERY_STEPS = 100
@@ -206,7 +207,7 @@ class AllReduceExchange:
     def _agree_on_reason(self, reason: str | None) -> str:
         """Rank 0's reason on all ranks; "" for None."""
         text = torch.zeros(_REASON_BYTES, dtype=torch.uint8, device="cpu")
-        encoded = (reason or "").encode()[:_REASON_BYTES]
+        encoded = bytes_of(reason or "")[:_REASON_BYTES]
         text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device="cpu")
         self._collective.broadcast_(text)
         return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")

@@ -171,10 +171,22 @@ def sweep_unfinished(directory: Path, step: int, term: int) -> None:
             shutil.rmtree(abandoned, ignore_errors=True)
 
 
-def set_aside_after(directory: Path, step: int) -> None:
-    """Rename checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
-    for path in [path for saved, path in _found(directory) if saved > step]:
+def set_aside_after(directory: Path, step: int, among: Sequence[Path] | None = None) -> None:
+    """Rename checkpoints of later steps than `step` (with `among`: of these alone): the run goes back to it.
+
+    Raises OSError.
+    """
+    for path in [path for saved, path in _found(directory) if saved > step and (among is None or path in among)]:
         _set_aside(path)
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """All that are there now, oldest first, valid or not.
+
+    Raises:
+        CheckpointUnreadable: the directory cannot be read.
+    """
+    return [path for _, path in patiently(lambda: _found(directory), directory)]
 
 
 def _set_aside(path: Path) -> None:
@@ -311,7 +323,7 @@ def _check(path: Path) -> None:
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:
-    # The term keeps a writer that was slow to die from spoiling the files of the one that took its place.
+    # Servers: the term, another in each life, keeps a writer that was slow to die from spoiling its successor's files.
     return directory / f"step-{step}.term-{term}.tmp"
 
 

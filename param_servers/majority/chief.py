@@ -28,7 +28,7 @@ from param_servers.timeouts import LAST_WORDS_S, clock_of_a_loop
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, check_data_points, pack_rows
+from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, bytes_of, check_data_points, pack_rows
 
 _LOOK_EVERY_S = 0.05
 _MOST_STEP = 1 << 62
@@ -126,9 +126,12 @@ class MajorityChief:
             self._carry_out(coordinator.gradient(rank, generation, header.sequence, step, data_points, now_s))
 
     def _end_if_left_alone(self, rank: int, now_s: float) -> None:
-        """A rank's link is gone. When rank 0 has just been stopped and nobody else is left, the others have lost it."""
+        """A rank's link is gone. When rank 0 has just been stopped, for about as long as the most impatient of the
+        others wait (`silence_s`, on clocks of their own), and nobody else is left, they have lost it."""
         alone = set(self._coordinator.connected) == {0, rank}
-        if rank and alone and now_s - self._clock.woke_s < self._timeouts.step_s:
+        could_leave = self._clock.slept_s > self._timeouts.silence_s / 2
+        just_woke = now_s - self._clock.woke_s < self._timeouts.step_s
+        if rank and alone and could_leave and just_woke:
             why = f"rank 0 was stopped for {self._clock.slept_s:.0f} s, and the others have ended the run without it"
             self._carry_out(self._coordinator.stop(why, failed=True))
 
@@ -157,13 +160,13 @@ class MajorityChief:
                 self._form(decision)
             elif isinstance(decision, Expel):
                 self._note(Note("expelled", f"rank {decision.worker} expelled: {decision.reason}"))
-                self._send([decision.worker], Header(Kind.EXPELLED, 0), decision.reason.encode())
+                self._send([decision.worker], Header(Kind.EXPELLED, 0), bytes_of(decision.reason))
                 self._hub.close(Peer(Role.WORKER, decision.worker))
             elif isinstance(decision, Stop):
                 code = Code.FAILED if decision.failed else Code.NONE
                 writer = min(self._coordinator.connected, default=0)  # of the last checkpoint
                 header = Header(Kind.STOP, 0, step=self._progress[0], sequence=writer, code=code)
-                self._end = header, decision.reason.encode()
+                self._end = header, bytes_of(decision.reason)
                 self._send_all(*self._end)
             elif isinstance(decision, Note):
                 self._note(decision)

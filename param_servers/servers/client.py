@@ -90,7 +90,7 @@ class ServersExchange:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Sent and received over all links so far."""
+        """Sent and received over all links, since an interrupt (Ctrl-C) let them begin anew if there was one."""
         return self._hub.bytes_moved
 
     def pull(self) -> Pull:

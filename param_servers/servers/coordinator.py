@@ -15,10 +15,6 @@ from param_servers.config import ExchangeConfig
 from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
 from param_servers.wire.messages import Row
 
-STOP_AFTER_S = 30.0
-"""So long a request to stop waits for a lost server whose return undoes committed steps: a server that is started again
-is there sooner, and then nothing is lost that was not lost with it."""
-
 
 class Coordinator:
     """Servers, patience, roll-backs and the end of one run. Every method returns the decisions that follow.
@@ -251,7 +247,7 @@ class Coordinator:
             return not self.checkpointing.busy  # an end before it is published would call its steps lost
         if self.state != "gathering" or self.step == self.checkpointing.saved[0]:
             return self.state not in ("stopping", "stopped")
-        return now_s - min(since_s for since_s, _ in self._missing.values()) > STOP_AFTER_S
+        return now_s - min(since_s for since_s, _ in self._missing.values()) > self._timeouts.stop_after_s
 
     def stop(self, reason: str, now_s: float, failed: bool = False) -> list[Decision]:
         """End the run: a last checkpoint where that is possible, then Stop."""

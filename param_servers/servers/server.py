@@ -64,8 +64,8 @@ class ParameterServer:
         hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.
 
     Raises:
-        ConfigError: there is no such shard, the exchange has no servers, the parameters are not of this layout, the
-            secret is too short, or `listen_host` is no address that others could dial.
+        ConfigError: there is no such shard, the exchange has no servers or others than the plan, the parameters are not
+            of this layout, the secret is too short, or `listen_host` is no address that others could dial.
         CheckpointError: there are checkpoints and none is whole.
         CheckpointUnreadable: the file system does not let them be read.
     """
@@ -94,6 +94,8 @@ class ParameterServer:
     ) -> None:
         if not 0 <= shard < plan.num_shards:
             raise ConfigError(f"there is no shard {shard} in a plan of {plan.num_shards}")
+        if plan.num_shards != exchange_config.num_servers:
+            raise ConfigError(f"num_servers is {exchange_config.num_servers} with a plan of {plan.num_shards} shards")
         if not 0 <= incarnation <= MOST_INCARNATION:
             raise ConfigError(f"a server's incarnation is 0 to {MOST_INCARNATION}, got {incarnation}")
         plan.layout.check(initial_parameters)

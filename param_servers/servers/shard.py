@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from param_servers.config import OptimizerConfig
-from param_servers.errors import CheckpointError, ParamServersError
+from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 from param_servers.layout import floats
 from param_servers.optim import SliceOptimizer, State
 from param_servers.wire.messages import Code, Row
@@ -269,16 +269,19 @@ class Shard:
         """Go back to saved parameters [n] and optimizer state; None: a fresh optimizer.
 
         Raises:
-            CheckpointError: another length.
+            CheckpointError: of another length, or another optimizer; nothing is changed then.
         """
         if parameters.numel() != self.numel:
             raise CheckpointError(f"a slice of {parameters.numel()} elements cannot be loaded into {self.numel}")
-        self.parameters.copy_(parameters)
-        self._published = None
-        if self._measured_from is not None:
-            self._measured_from.copy_(parameters)  # going back is no update
         if state is None:
             for tensor in self._optimizer.state.values():
                 tensor.zero_()
         else:
-            self._optimizer.load(state)
+            try:
+                self._optimizer.load(state)
+            except ConfigError as error:
+                raise CheckpointError(str(error)) from None
+        self.parameters.copy_(parameters)
+        self._published = None
+        if self._measured_from is not None:
+            self._measured_from.copy_(parameters)  # going back is no update

@@ -25,6 +25,7 @@ from param_servers.wire.messages import (
     Header,
     Kind,
     Row,
+    bytes_of,
     check_data_points,
     control_payload,
     pack_rows,
@@ -223,7 +224,7 @@ class ShardNode:
         self._accumulator.forget(worker, incarnation)
         if self.workers.get(worker, incarnation + 1) <= incarnation:
             peer = Peer(Role.WORKER, worker)
-            self._hub.send(peer, Header(Kind.EXPELLED, self.index), memoryview(expel.reason.encode()))
+            self._hub.send(peer, Header(Kind.EXPELLED, self.index), memoryview(bytes_of(expel.reason)))
             self._hub.close(peer)
             self.left(worker)
 
@@ -279,12 +280,12 @@ def pack_order(order: Order) -> tuple[Header, bytes]:
     if isinstance(order, Give):
         return Header(Kind.GIVE, 0, 0, order.term, order.step), pack_rows(order.rows)
     if isinstance(order, Expel):
-        return Header(Kind.EXPEL, 0, order.incarnation, sequence=order.worker), order.reason.encode()
+        return Header(Kind.EXPEL, 0, order.incarnation, sequence=order.worker), bytes_of(order.reason)
     if isinstance(order, Checkpoint):
         return Header(Kind.CHECKPOINT, 0, 0, 0, order.step, data_points=order.data_points), b""
     if isinstance(order, Restore):
         return Header(Kind.RESTORE, 0, 0, *order[:2], data_points=order.data_points), b""
-    return Header(Kind.STOP, 0, code=Code.FAILED if order.failed else Code.NONE), order.reason.encode()
+    return Header(Kind.STOP, 0, code=Code.FAILED if order.failed else Code.NONE), bytes_of(order.reason)
 
 
 def unpack_order(header: Header, payload: bytes | memoryview) -> Order:

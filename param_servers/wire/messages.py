@@ -1,6 +1,6 @@
 """What is said on a link: a fixed header of 64 bytes, then `length` raw bytes. Nothing is pickled.
 
-Who says what (protocol version 2):
+Who says what:
 
     worker -> shard     PULL        send me the newest parameters (to shard 0 only, which orders all shards to)
                         GRADIENT    my slice for `step`; `sequence` numbers this worker's pushes, alike on every shard
@@ -19,6 +19,7 @@ Who says what (protocol version 2):
                         EXPEL       forget what worker `sequence`, `incarnation` pushed, close its link; payload: why
                         CHECKPOINT  write the slice of version `step`
                         RESTORE     load version `step` (0 may mean the initial parameters) under a new term
+                        ALIVE       the answer to one
                         STOP
 
 `step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
@@ -173,6 +174,11 @@ def control_payload(header: Header, allowed: Collection[Kind]) -> memoryview:
     if header.kind not in allowed or header.dtype != Dtype.BYTES or header.length > MOST_CONTROL_BYTES:
         raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
     return memoryview(bytearray(header.length))
+
+
+def bytes_of(text: str) -> bytes:
+    """What is said to a person, as `text_of` reads it; also where a file's name in it is no text."""
+    return text.encode(errors="backslashreplace")
 
 
 def text_of(payload: bytes | memoryview) -> str:

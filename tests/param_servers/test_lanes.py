@@ -5,12 +5,14 @@ That the exchanges agree with one process whatever lanes a worker has is in test
 
 import os
 import signal
+import time
 from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 import torch
 
+from param_servers import lanes
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.lanes import ALONE, run_in_lanes
@@ -89,6 +91,20 @@ def test_pulled_parameters_stay_what_they_are_until_the_lane_itself_pulls_again(
         return "done"
 
     assert run_in_lanes(2, main, timeouts=TIMEOUTS) == "done"
+
+
+def test_the_lanes_behind_one_that_is_gone_hear_of_the_end_too(tmp_path: Path):
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=1), NUMEL)
+        exchange.push(torch.ones(NUMEL), exchange.pull().step, 1)
+        if lane.index == 0:
+            wait_until(lambda: "lane-1" not in [each.name for each in active_children()], "lane 1 is gone")
+        if lane.index != 1:
+            (tmp_path / str(lane.index)).write_text(loop(exchange, torch.ones(NUMEL))[0])
+        return "done"
+
+    assert run_in_lanes(3, main, timeouts=TIMEOUTS) == "done"
+    assert [(tmp_path / lane).read_text() for lane in "02"] == ["enough"] * 2
 
 
 def test_a_gradient_that_is_not_finite_is_refused_in_every_lane():
@@ -181,6 +197,33 @@ def test_a_silent_lane_is_named_within_the_step_timeout_and_killed(tmp_path: Pat
     line = first_lane_hears(lambda exchange: signal.pause(), tmp_path, Timeouts(step_timeout_s=1))
     assert line == "lane 1 has been silent for 1 s"
     assert not Path(f"/proc/{(tmp_path / '1').read_text()}").exists()
+
+
+def test_all_lanes_together_have_the_step_timeout_of_one(tmp_path: Path):
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=1000), NUMEL)
+        pulled = exchange.pull()
+        if lane.index:
+            wait_until((tmp_path / "pushes").exists, "lane 0 waits")
+            time.sleep((0.0, 2.0, 5.0)[lane.index])  # not for a condition: each is within 4 s of the one before
+        (tmp_path / "pushes").touch()
+        exchange.push(torch.ones(NUMEL), pulled.step, 1)
+        return "went on"
+
+    with pytest.raises(LaneLost, match="has been silent for 4 s"):
+        run_in_lanes(3, main, timeouts=Timeouts(step_timeout_s=4))
+
+
+def test_lanes_that_hang_at_the_end_are_waited_for_together(monkeypatch: pytest.MonkeyPatch):
+    def main(lane):
+        if lane.index:
+            signal.pause()
+        return "done"
+
+    monkeypatch.setattr(lanes, "CLOSE_S", 4.0)
+    began_s = time.monotonic()
+    assert run_in_lanes(5, main, timeouts=TIMEOUTS) == "done"
+    assert time.monotonic() - began_s < 12
 
 
 def test_lanes_die_with_lane_0_and_leave_no_memory_behind(tmp_path: Path):

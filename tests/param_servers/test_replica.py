@@ -188,6 +188,22 @@ def test_a_damaged_checkpoint_is_named_and_renamed_where_a_run_goes_on_from_the_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-5.aside-1"]
 
 
+def test_a_checkpoint_that_another_rank_publishes_while_the_newest_is_loaded_is_not_set_aside(tmp_path, monkeypatch):
+    survivor = exchange(checkpoint_dir=tmp_path)
+    train(survivor, 2)
+    survivor.replica.finish()
+    (tmp_path / "step-3").mkdir()
+    train(survivor, 2)
+
+    def loads(path):
+        survivor.close()
+        return files.load_checkpoint(path)
+
+    monkeypatch.setattr(replica, "load_checkpoint", loads)
+    assert exchange(checkpoint_dir=tmp_path).pull().step == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3.aside-1", "step-4"]
+
+
 def test_a_last_checkpoint_that_cannot_be_written_is_told_with_what_is_lost(tmp_path):
     folder = tmp_path / "checkpoints"
     local = exchange(checkpoint_dir=folder, should_stop=lambda step, data_points: "enough" if step == 3 else None)

@@ -181,6 +181,17 @@ def one_server(config: ExchangeConfig) -> ParameterServer:
     )
 
 
+def test_a_plan_for_another_number_of_servers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="^num_servers is 2 with a plan of 1 shards$"):
+        one_server(ExchangeConfig(exchange="servers", num_servers=2))
+
+
+@pytest.mark.parametrize("shard", [1, -1])
+def test_a_shard_that_has_no_address_is_refused(shard: int) -> None:
+    with pytest.raises(ConfigError, match=f"^there is no address of shard {shard}: 1 given$"):
+        serve(torch.nn.Linear(3, 1), OptimizerConfig(), ("127.0.0.1", 0), shard=shard, secret=bytes(32))
+
+
 def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_failed_before() -> None:
     plan = plan_shards(FlatLayout.of_module(torch.nn.Linear(3, 1)), 1)
     hangs = multiprocessing.get_context("fork").Event()

@@ -1,6 +1,7 @@
 """Who waits for whom, and who gives up first."""
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -9,7 +10,17 @@ from hypothesis import strategies as st
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
-from param_servers.timeouts import LONGEST_S, NOTICE_S, AwakeClock, Redial, Restarts, clock_of_a_loop, within
+from param_servers.timeouts import (
+    LONGEST_S,
+    NOTICE_S,
+    AwakeClock,
+    LeavableThread,
+    Redial,
+    Restarts,
+    clock_of_a_loop,
+    within,
+)
+from tests.waiting import wait_until
 
 WAITS = [  # who waits; what goes before the decision, in a row; by how much more it waits at least
     ("answer_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for servers, then for their disks
@@ -35,6 +46,7 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("servers_end_s", ("return_s",), NOTICE_S),  # a server waits for server 0, which is gone
     ("servers_end_s", ("server_return_s", "disk_s"), NOTICE_S),  # server 0 waits for a server that is gone
     ("stop_s", ("step_s", "disk_s", "last_words_s"), NOTICE_S),  # a run ends at a step, with a checkpoint
+    ("stop_s", ("stop_after_s", "disk_s", "last_words_s"), NOTICE_S),  # server 0 waits for a server that is gone
     ("drain_s", ("disk_s", "last_words_s"), NOTICE_S),  # one rank still writes when the others have ended
 ]
 patience = st.floats(1e-3, LONGEST_S)
@@ -78,6 +90,18 @@ def test_what_takes_too_long_is_left_behind():
     with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
         within(0.05, lambda: release.wait(60))
     release.set()
+
+
+def test_a_thread_that_waits_for_work_keeps_nothing_of_what_it_has_done():
+    class Model:
+        """A copy to be written."""
+
+    thread, model = LeavableThread("test"), Model()
+    kept = weakref.ref(model)
+    thread.submit(lambda model=model: model).result(60)
+    del model
+    wait_until(lambda: kept() is None, "the copy to be let go of")
+    thread.close(60)
 
 
 def test_restarts_are_bounded_by_their_rate_not_by_their_total():

@@ -187,7 +187,7 @@ def test_every_step_records_the_version_that_acted(stage: Callable[..., Stage]) 
 def test_the_end_of_the_run_is_told_to_every_actor(stage: Callable[..., Stage]) -> None:
     on = stage()
     actors = [on.actor(0), on.actor(1)]
-    on.service.close("score reached")
+    on.service.close("score reached, says caf\udce9")  # a file's name that is no text
     for actor in actors:
         deadline_s = time.monotonic() + PATIENCE_S
         while not any(isinstance(e, Message) and e.header.kind == Kind.STOP for e in actor.events):

@@ -158,6 +158,16 @@ def test_rank_0_ends_the_run_on_all_ranks_at_the_same_step_with_a_checkpoint(run
     assert all(torch.equal(pulled.parameters, reference([[0, 1]] * 7)) for pulled in pulls)
 
 
+def test_an_end_for_a_reason_with_a_file_s_name_that_is_no_text_is_told_to_all_ranks(run_ranks):
+    def body(collective):
+        worker = exchange(collective, should_stop=lambda step, data_points: "caf\udce9: full" if step else None)
+        with pytest.raises(RunStopped) as stopped:
+            train(worker, collective.rank, 2)
+        return stopped.value.reason
+
+    assert run_ranks(2, body) == ["caf\\udce9: full"] * 2
+
+
 def test_a_run_that_rank_0_cannot_look_at_any_more_ends_as_failed_on_all_ranks_with_a_checkpoint(run_ranks, tmp_path):
     def stop(step, data_points):
         if step >= 2:

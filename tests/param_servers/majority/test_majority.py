@@ -1,3 +1,4 @@
+import itertools
 import socket
 import threading
 import time
@@ -9,8 +10,12 @@ import torch
 from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import Receipt
+from param_servers.exchange import Receipt, never, unread
+from param_servers.majority.chief import MajorityChief
 from param_servers.majority.exchange import MajorityExchange
+from param_servers.timeouts import AwakeClock
+from param_servers.wire.frames import Left
+from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
 from tests.param_servers.allreduce.test_allreduce import CONFIG, INITIAL, LAYOUT, gradient, reference
 from tests.waiting import wait_until
@@ -311,6 +316,31 @@ def test_an_end_whose_last_sum_broke_is_not_told_as_if_its_step_were_saved(start
     assert find_newest(tmp_path).name == "step-2"
 
 
+@pytest.mark.parametrize(("stopped_s", "is_left_alone"), [(5.0, False), (500.0, True)])
+def test_only_a_rank_0_that_was_stopped_for_so_long_that_others_leave_takes_itself_for_left_alone(
+    stopped_s, is_left_alone
+):
+    chief = MajorityChief(
+        config=ExchangeConfig(exchange="majority", num_workers=2, step_timeout_s=60),
+        fingerprint=LAYOUT.fingerprint,
+        secret=b"0123456789abcdef",
+        store_port=1,
+        learning_rate=lambda data_points: 0.1,
+        should_stop=never,
+        on_event=unread,
+        audit=None,
+    )
+    reads = itertools.accumulate([0.0, 1.0, stopped_s, *[2.0] * 20])
+    chief._clock = AwakeClock(4.0, lambda: next(reads))
+    for rank in range(2):
+        chief._coordinator.joined(rank, 0)
+    for _ in range(22):
+        now_s = chief._clock.now_s()
+    chief._handle(Left(Peer(Role.WORKER, 1), "it died"), now_s)  # 40 s after rank 0 went on
+    assert (chief._coordinator.phase == "stopped") == is_left_alone
+    chief._hub.shut()
+
+
 def test_a_rank_with_another_model_is_turned_away(start):
     run = start(2, join_timeout_s=2).start(0)
     run.ranks[1] = MajorityExchange(
@@ -382,6 +412,12 @@ def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
     for error in run.together([0, 1]).values():
         assert isinstance(error, RunBroken)
         assert str(error) == "rank 0 cannot decide any more: ZeroDivisionError: division by zero"
+
+
+def test_an_end_for_a_reason_with_a_file_s_name_that_is_no_text_is_told_to_all_ranks(start):
+    run = start(2).start(0, 1, should_stop=lambda step, data_points: "caf\udce9: full" if step else None)
+    for outcome in run.together([0, 1], steps=2).values():
+        assert isinstance(outcome, RunStopped) and outcome.reason == "caf\\udce9: full"
 
 
 def test_a_chief_that_cannot_be_asked_any_more_whether_to_stop_ends_the_run_for_that_reason(start):

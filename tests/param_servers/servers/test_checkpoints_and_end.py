@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from param_servers.config import ExchangeConfig
-from param_servers.servers.coordinator import STOP_AFTER_S, Coordinator
+from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.step_commits import Checkpoint, Note, Restore, Stop
 from tests.param_servers.servers.test_coordinator import only, push, running
 
@@ -161,7 +161,8 @@ def test_a_request_to_stop_waits_for_a_lost_server_where_steps_would_be_lost_but
     assert coordinator.may_stop(1.0)
     push(coordinator, 0, 1, 0)
     coordinator.server_left(1, 2.0)
-    assert not coordinator.may_stop(2.0 + STOP_AFTER_S) and coordinator.may_stop(2.1 + STOP_AFTER_S)
+    after_s = coordinator._timeouts.stop_after_s
+    assert not coordinator.may_stop(2.0 + after_s) and coordinator.may_stop(2.1 + after_s)
     coordinator.server_joined(1, 0, 5.0)
     assert coordinator.state == "restoring" and coordinator.may_stop(5.0)  # at the step of the checkpoint
     coordinator.stop("enough", 5.0)

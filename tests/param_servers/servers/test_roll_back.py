@@ -14,8 +14,8 @@ from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
-from param_servers.servers.shard_node import ShardNode
-from param_servers.servers.step_commits import Commit, Give, Restore, Stop
+from param_servers.servers.shard_node import ShardNode, pack_order, unpack_order
+from param_servers.servers.step_commits import Commit, Expel, Give, Restore, Stop
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row
 
@@ -112,6 +112,15 @@ def test_parameters_that_are_not_sent_at_the_end_leave_the_answer_that_they_bore
     node.left(0)
     node.tell_end(WORKER)  # it has dialled again, as who is not known yet: no answer is better than a wrong one
     assert [header.kind for _, _, header in recorder.calls] == [Kind.STOP]
+
+
+@pytest.mark.parametrize("order", [Expel(0, 0, "caf\udce9: full"), Stop("caf\udce9: full", True)])
+def test_a_reason_with_a_file_s_name_that_is_no_text_reaches_servers_and_workers(order: Expel | Stop) -> None:
+    assert unpack_order(*pack_order(order)) == order._replace(reason="caf\\udce9: full")
+    recorder: Any = Recorder()
+    recorder.close = lambda peer: None
+    shard_node(recorder).obey(order)
+    assert recorder.calls[-1][2].kind == (Kind.EXPELLED if isinstance(order, Expel) else Kind.STOP)
 
 
 def test_later_checkpoints_are_set_aside_before_anybody_goes_back() -> None:

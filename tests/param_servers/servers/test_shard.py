@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from param_servers.config import OptimizerConfig, OptimizerName
+from param_servers.errors import CheckpointError
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.shard import Shard
 
@@ -74,6 +75,13 @@ def test_an_update_in_parts_is_the_whole_update_and_can_be_undone(
             parted.go_back()
             assert torch.equal(parted.parameters, before)
     assert all(map(torch.equal, parted.optimizer_state().values(), whole.optimizer_state().values()))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing() -> None:
+    shard = Shard(torch.zeros(3), OptimizerConfig(optimizer="sgd"))
+    with pytest.raises(CheckpointError, match="the saved optimizer state has .*, but this optimizer needs"):
+        shard.load(torch.ones(3), {"square_avg": torch.ones(3)})
+    assert torch.equal(shard.parameters, torch.zeros(3))
 
 
 def test_what_was_published_does_not_change_with_the_next_step() -> None:
