@@ -28,8 +28,9 @@ from dba3c.studies.figures import line_of, new_panels, random_to, save
 from dba3c.studies.page import add_row, facts, markdown, renew, rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from peers.measure import HERE, START_S, Peer, cpu_s, peers, started
+from peers.measure import START_S, Peer, cpu_s, peers, started
 
+HERE = Path(__file__).resolve().parent
 FILE = HERE / "scores.jsonl"
 CORE_HOURS, GAMES, POINTS = 0.75, 50, 150
 GOALS = {"Breakout": 300.0, "Pong": 20.0}
