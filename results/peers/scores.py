@@ -42,7 +42,10 @@ OURS = {
         "ours, preset atari, bfloat16": "peers/atari-Breakout/seed-0",
         "ours, preset atari": "games/Breakout/seed-0",
     },
-    "Pong": {"ours, preset atari": "games/Pong/seed-0"},
+    "Pong": {
+        "ours, preset breakout, bfloat16": "recipes/nstep-Pong/seed-0",
+        "ours, preset atari, bfloat16": "games/Pong/seed-1",
+    },
 }
 """Our runs of each game, from results/."""
 SYSTEMS = {
