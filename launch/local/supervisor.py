@@ -265,10 +265,18 @@ class Supervisor:
             self._note_that_it_has_left(spec)
 
     def _would_lose_steps(self, spec: RoleProcess) -> bool:
-        """Whether it would find the request to end, and take the checkpoint before the last steps for the run's end."""
-        with suppress(OSError):
-            return spec.keeps_the_run and not spec.saves_alone and RunFolder(self.run_dir).stop_reason() is not None
-        return False
+        """Whether it would find the request to end, and take the checkpoint before the last steps for the run's end.
+
+        Not where it had left, with the last one written.
+        """
+        if not spec.keeps_the_run or spec.saves_alone:
+            return False
+        run = RunFolder(self.run_dir)
+        try:
+            return run.stop_reason() is not None and not run.has_left(spec.role, spec.rank)
+        except OSError as error:
+            self.say(f"whether the run was asked to end cannot be read ({error}): {spec.name} is not started again")
+            return True
 
     def _note_that_it_has_left(self, spec: RoleProcess) -> None:
         """Of an evaluator, which did not come to it: the monitor waits for one that may play on."""

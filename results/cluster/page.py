@@ -132,7 +132,7 @@ def backup(rows: Rows) -> list[str]:
     key = ("network", "exchange", "servers")
     for _, found in groupby(by_columns(rows, *key), itemgetter(*key)):
         mine = by_columns(list(found), "backup")
-        counted = [row for row in mine if not row["refused"]]
+        counted = [row for row in mine if not row["refused"]] or mine
         best = max(counted, key=lambda row: row["data_points_per_s"])
         guess = max(counted, key=lambda row: row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"])
         tried = ", ".join(f"b = {row['backup']}: {row['data_points_per_s']:,.0f}{mark(row)}" for row in mine)
@@ -217,7 +217,7 @@ def method(rows: Rows) -> list[str]:
     spreads, key = [], ("exchange", "workers")
     for _, found in groupby(by_columns(rows, *key), itemgetter(*key)):
         mine = list(found)
-        steps = [row["step_ms"] for row in mine if not row["refused"]]
+        steps = [row["step_ms"] for row in [each for each in mine if not each["refused"]] or mine]
         spreads.append((max(steps) / min(steps) - 1, f"{way(mine[0])} with {mine[0]['workers']}"))
     told = "; ".join(f"{who} {percent(spread)}" for spread, who in spreads)
     cells = [

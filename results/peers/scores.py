@@ -148,7 +148,8 @@ def page() -> None:
             hours = curve.column("progress/cpu_hours")
             at = int(np.searchsorted(hours, CORE_HOURS)) - 1
             reached = hours[curve.column("score/best_mean") >= GOALS[game]]
-            ended = f" ({GOALS[game]:g} after {reached[0]:.2f}, its end)" if hours[-1] < CORE_HOURS else ""
+            at_goal = f"{GOALS[game]:g} after {reached[0]:.2f}, " if reached.size else ""
+            ended = f" ({at_goal}its end)" if hours[-1] < CORE_HOURS else ""
             score, steps, games = (
                 float(curve.column(each)[at]) for each in ("score/mean", "progress/data_points", "progress/games")
             )

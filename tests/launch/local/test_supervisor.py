@@ -308,6 +308,17 @@ def test_a_server_that_is_killed_before_it_has_written_the_last_checkpoint_fails
     assert not any("starting it again" in line for line in lab.said)
 
 
+def test_a_server_that_had_written_the_last_checkpoint_is_started_again_as_before(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "breaks-at-the-end", max_restarts=1))
+    lab.pid("server-0")
+    run = RunFolder(lab.run_dir)
+    run.rendezvous.mkdir(parents=True, exist_ok=True)
+    run.note_left("server", 0)
+    lab.request_stop("enough")
+    assert lab.finish() == 1
+    assert any("starting it again (1 of 1" in line for line in lab.said)
+
+
 def test_an_all_reduce_that_loses_its_last_checkpoint_when_the_other_ranks_have_ended_has_failed(lab: Lab) -> None:
     kinds = enumerate(("breaks-at-the-end", "ends"))
     lab.start(*(lab.process("worker", rank, what, saves_alone=True, essential=True) for rank, what in kinds))
