@@ -148,8 +148,9 @@ class EnvironmentConfig:
     """Clip rewards to [-1, 1]; scores are never clipped. None: yes for Atari only."""
 
     normalize_observations: bool = False
-    """Vector observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for
-    MuJoCo). Every lane or actor keeps its own statistics, beside the checkpoints; evaluations use all, merged."""
+    """Observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for MuJoCo); of
+    images each pixel's, to ±5. Every lane or actor keeps its own statistics, beside the checkpoints; evaluations use
+    all, merged."""
 
     reward_scale: float = option(1.0, above=0, below=math.inf)
     """Rewards are multiplied by this, before any clipping; scores are not."""

@@ -41,7 +41,7 @@ def make_vector_environment(
                 make_env = functools.partial(ProcessEnv, config)
         environments = LoopVectorEnvironment(config, make_env, num_envs, seed)
     if config.normalize_observations:
-        return NormalizedObservations(config.env_id, environments, view)
+        return NormalizedObservations(config.env_id, environments, view, config.frames_per_observation)
     return environments
 
 

@@ -1,9 +1,11 @@
-"""Observations minus their running mean, over their running deviation: what MuJoCo's references train on.
+"""Observations minus their running mean, over their running deviation: what MuJoCo's references train on, and for
+images what makes a ball of four pixels as loud as all that never moves.
 
-    x' = clip((x − mean) / sqrt(variance + 1e-8), −10, 10)
+    x' = clip((x − mean) / sqrt(variance + 1e-8), −10, 10)        for pixels + 0.65 (of 255²) and ±5
 
-as in OpenAI Baselines' VecNormalize, with mean and variance over every observation of the training view so far, merged
-batch by batch (Chan, Golub & LeVeque 1979). They belong to the policy and lie beside the checkpoints:
+as in OpenAI Baselines' VecNormalize, for pixels as in Sample Factory, with mean and variance over every observation of
+the training view so far, merged batch by batch (Chan, Golub & LeVeque 1979); of stacked frames each as it was when it
+was the newest. They belong to the policy and lie beside the checkpoints:
 
 observations/worker-0.json    {"2000": {"count": …, "mean": […], "squares": […]}, …}: by the checkpoint's step
 
@@ -13,6 +15,7 @@ that was not there before take those of all that then played, merged as if one h
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 
 from dba3c.environments.protocol import Transition, VectorEnvironment
+from dba3c.environments.spaces import MixedSpace, NormalizedImage, is_image
 from dba3c.errors import UserError
 
 FOLDER = "observations"
 Stored = dict[str, Any]
-_CLIP = 10.0
-_EPSILON = 1e-8
+_CLIP, _EPSILON = 10.0, 1e-8
+_PIXEL_CLIP, _PIXEL_EPSILON = 5.0, 0.65
 
 
 class RunningStatistics:
@@ -69,44 +73,84 @@ class RunningStatistics:
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
 
-def normalized_space(space: Space[Any]) -> Box:
-    """That of vectors [D], once they are normalised."""
-    return Box(-_CLIP, _CLIP, space.shape, np.float32)
+class PixelStatistics(RunningStatistics):
+    """Those of a frame's pixels, which are bytes before and after: as `NormalizedImage` has them."""
+
+    def normalize(self, rows: np.ndarray) -> np.ndarray:
+        """`rows` uint8 [N, C, H, W], of one frame or several, normalised: uint8."""
+        levels_per_unit = NormalizedImage.LEVELS / np.sqrt(self.variance + _PIXEL_EPSILON)
+        levels = rows.reshape(-1, self.mean.size) * levels_per_unit.astype(np.float32)
+        levels += (NormalizedImage.ZERO + 0.5 - self.mean * levels_per_unit).astype(np.float32)  # rounded, not cut
+        reach = _PIXEL_CLIP * NormalizedImage.LEVELS
+        np.clip(levels, NormalizedImage.ZERO - reach, NormalizedImage.ZERO + reach, out=levels)
+        return levels.astype(np.uint8).reshape(rows.shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """To five digits, a third of the bytes: every lane keeps 7,056 pixels' for each checkpoint."""
+        exact = super().to_dict()
+        return {name: _to_five_digits(exact[name]) for name in ("mean", "squares")} | {"count": self.count}
+
+
+def _to_five_digits(numbers: list[float]) -> list[float]:
+    return [float(f"{number:.5g}") for number in numbers]
+
+
+def statistics_for(env_id: str, space: Space[Any], frames: int) -> tuple[RunningStatistics, Box]:
+    """New statistics for observations of `space`, in which so many frames are stacked, and the space of the normalised
+    ones. Raises `UserError` where they are neither vectors nor images."""
+    if not isinstance(space, Box) or isinstance(space, MixedSpace):
+        raise UserError(f"normalize_observations is for vectors or images; {env_id} has {space}")
+    if is_image(space):
+        return PixelStatistics(math.prod(space.shape) // frames), NormalizedImage(space.shape)
+    return RunningStatistics(space.shape[0]), Box(-_CLIP, _CLIP, space.shape, np.float32)
 
 
 class NormalizedObservations:
-    """A `VectorEnvironment` whose observations are normalised; `statistics` is what it has seen."""
+    """A `VectorEnvironment` whose observations are normalised; `statistics` is what it has seen.
 
-    def __init__(self, env_id: str, envs: VectorEnvironment, view: str) -> None:
-        space = envs.observation_space
-        if not isinstance(space, Box) or space.dtype != np.float32 or len(space.shape) != 1:
-            raise UserError(f"normalize_observations is for vector observations; {env_id} has {space}")
+    `frames`: how many are stacked in an observation, along its first dimension.
+    """
+
+    def __init__(self, env_id: str, envs: VectorEnvironment, view: str, frames: int) -> None:
         self.num_envs = envs.num_envs
-        self.observation_space: Space[Any] = normalized_space(space)
+        self.observation_space: Space[Any]
+        self.statistics, self.observation_space = statistics_for(env_id, envs.observation_space, frames)
         self.action_space: Space[Any] = envs.action_space
-        self.statistics = RunningStatistics(space.shape[0])
+        self._newest = self.observation_space.shape[0] // frames
         self._envs = envs
         self._learns = view == "training"
 
     def reset(self) -> np.ndarray:
-        return self._normalized(self._envs.reset())
+        self._shown = self._normalized(self._envs.reset(), np.ones(self.num_envs, bool))
+        return self._shown
 
     def step(self, actions: np.ndarray) -> Transition:
         transition = self._envs.step(actions)
-        return transition._replace(observation=self._normalized(transition.observation))
+        self._shown = self._normalized(transition.observation, transition.first)
+        return transition._replace(observation=self._shown)
 
     def close(self) -> None:
         self._envs.close()
 
-    def _normalized(self, observation: np.ndarray) -> np.ndarray:
+    def _normalized(self, observation: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Of a stack the newest frame alone, and all where a game begins: the others are the last one's, as who keeps
+        or sends each frame once takes them to be."""
+        newest = observation[:, -self._newest :]
         if self._learns:
-            self.statistics.update(observation)
+            self.statistics.update(newest.reshape(self.num_envs, -1))
         elif not self.statistics.count:  # clipped only, they would look normalized
             raise UserError(
                 "normalize_observations without a run's statistics; an agent that was loaded normalizes by itself: "
                 "make its environments of a configuration with normalize_observations False"
             )
-        return self.statistics.normalize(observation)
+        if first.all() or newest.shape == observation.shape:
+            return self.statistics.normalize(observation)
+        shown = np.empty_like(observation)
+        shown[:, : -self._newest] = self._shown[:, self._newest :]
+        shown[:, -self._newest :] = self.statistics.normalize(newest)
+        if first.any():
+            shown[first] = self.statistics.normalize(observation[first])
+        return shown
 
 
 def statistics_of(run: Path, step: int, name: str | None = None) -> Stored | None:

@@ -19,6 +19,15 @@ class CodedBox(spaces.Box):
     """As an `ObservationCodec` made it, for another one perhaps: what is in it is taken as it is."""
 
 
+class NormalizedImage(CodedBox):
+    """Images uint8 [C, H, W] whose byte b is the number (b − ZERO) / LEVELS, from −5.12 to 5.08."""
+
+    ZERO, LEVELS = 128, 25
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(0, 255, shape, np.uint8)
+
+
 class MixedSpace(CodedBox):
     """Images and a vector as uint8 [N]: the pixels of each image [C, H, W], then the bytes of the D float32 numbers.
 

@@ -16,7 +16,7 @@ from dba3c.algorithms.policies import Asked
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import maker_of
-from dba3c.environments.normalization import RunningStatistics, kept, normalized_space
+from dba3c.environments.normalization import RunningStatistics, kept, statistics_for
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.networks import State, reset_state
@@ -60,7 +60,9 @@ class Agent:
         self._statistics: RunningStatistics | None = None
         seen: spaces.Box = self._observations.space
         if config.environment.normalize_observations:
-            seen, self._statistics = normalized_space(seen), RunningStatistics(seen.shape[0])
+            self._statistics, seen = statistics_for(
+                config.environment.env_id, seen, config.environment.frames_per_observation
+            )
             self._statistics.merge(kept(policy.observation_statistics, f"checkpoint step-{policy.step}"))
         given = Spaces(seen, own.action)
         flat = build_model(config, given, only_plays=True).network

@@ -115,7 +115,7 @@ def build_q_network(
     num_actions = int(action_space.n)
     torso: Any
     if images := images_of(observation_space):
-        smallest = min(min(height, width) for _, height, width in images)
+        smallest = min(min(image.height, image.width) for image in images)
         image_torso = nature_torso if smallest >= NATURE_SMALLEST_SIDE else resnet_torso
         torso = torso_for(observation_space, image_torso, generator)
     else:

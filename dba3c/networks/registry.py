@@ -88,7 +88,7 @@ def fitting_network(observation_space: spaces.Space) -> str:
     images = images_of(observation_space)
     if not images:
         return "mlp"
-    return "small" if min(min(height, width) for _, height, width in images) >= SMALLEST_SIDE else "resnet"
+    return "small" if min(min(image.height, image.width) for image in images) >= SMALLEST_SIDE else "resnet"
 
 
 _MADE: weakref.WeakSet[nn.Module] = weakref.WeakSet()

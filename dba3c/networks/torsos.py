@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dba3c.environments.spaces import MixedSpace, is_image
+from dba3c.environments.spaces import MixedSpace, NormalizedImage, is_image
 from dba3c.errors import UserError
 
 RELU_GAIN = 2.0**0.5
@@ -64,41 +64,44 @@ def convolution(
     return layer
 
 
-def convolve_pixels(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
-    """The layer on pixels [B, C, H, W] of 0…255 as if they were 0…1: few weights are scaled, not many pixels."""
-    weight = layer.weight * (1 / 255)
+def convolve_pixels(layer: nn.Conv2d, pixels: Tensor, levels: int) -> Tensor:
+    """The layer on pixels [B, C, H, W] as if they were over ``levels``: few weights are scaled, not many pixels."""
+    weight = layer.weight * (1 / levels)
     return functional.conv2d(pixels, weight, layer.bias, layer.stride, layer.padding)
 
 
 class ImageShape(NamedTuple):
-    """Channels, height and width of the image that a torso sees."""
+    """Channels, height and width of the image that a torso sees; a byte b is the number (b − zero) / levels."""
 
     channels: int
     height: int
     width: int
+    zero: int = 0
+    levels: int = 255
 
 
 def images_of(space: spaces.Space) -> list[ImageShape]:
     """The images of an observation, in order."""
     if isinstance(space, MixedSpace):
         return [ImageShape(*image) for image in space.images]
-    return [ImageShape(*(space.shape or ()))] if is_image(space) else []
+    return [image_shape(space)] if is_image(space) else []
 
 
 def image_shape(space: spaces.Space) -> ImageShape:
     """Of observations [C, H, W], as environments give all images. Raises UserError when they are none."""
     if not is_image(space):
         raise UserError(f"this network sees uint8 images [C, H, W], not {space}: use the mlp network")
-    return ImageShape(*(space.shape or ()))
+    meaning = (space.ZERO, space.LEVELS) if isinstance(space, NormalizedImage) else ()
+    return ImageShape(*(space.shape or ()), *meaning)
 
 
-def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
+def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0, zero: int = 0) -> Tensor:
     """Uint8 [B, C, H, W] as channels_last [B, C + padding, H, W].
 
-    Values stay 0…255, in ``dtype``; padding channels are zero. The bytes are interleaved before they are converted:
-    a third of the time of ``.to(dtype, memory_format=torch.channels_last)``, which does both element by element. Four
-    planes are the bytes of one integer for each pixel: two thirds of the time of a concatenation (16 images on a core:
-    108 against 170 μs).
+    Values are 0…255 less ``zero``, in ``dtype``; padding channels are zero. The bytes are interleaved before they are
+    converted: a third of the time of ``.to(dtype, memory_format=torch.channels_last)``, which does both element by
+    element. Four planes are the bytes of one integer for each pixel: two thirds of the time of a concatenation (16
+    images on a core: 108 against 170 μs).
     """
     if observation.shape[1] == 4 and not padding and sys.byteorder == "little":
         first, *others = (plane.to(torch.int32) for plane in observation.unbind(1))
@@ -108,9 +111,10 @@ def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
     else:
         planes = list(observation.unsqueeze(-1).unbind(1))
         if padding:
-            planes.append(observation.new_zeros((*planes[0].shape[:-1], padding)))
+            planes.append(observation.new_full((*planes[0].shape[:-1], padding), zero))
         interleaved = planes[0] if len(planes) == 1 else torch.cat(planes, -1)
-    return interleaved.to(dtype).permute(0, 3, 1, 2)
+    values = interleaved.to(dtype)
+    return (values.sub_(zero) if zero else values).permute(0, 3, 1, 2)
 
 
 def vector_size(space: spaces.Space) -> int:
@@ -120,10 +124,10 @@ def vector_size(space: spaces.Space) -> int:
     return math.prod(space.shape or ())
 
 
-def as_vector(observation: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, …] observations as [B, D] of ``dtype``: flattened, uint8 to 0…1."""
+def as_vector(observation: Tensor, dtype: torch.dtype, zero: int = 0, levels: int = 255) -> Tensor:
+    """[B, …] observations as [B, D] of ``dtype``: flattened, uint8 as an `ImageShape` says."""
     vector = observation.flatten(1).to(dtype)
-    return vector.div_(255) if observation.dtype == torch.uint8 else vector
+    return vector.sub_(zero).div_(levels) if observation.dtype == torch.uint8 else vector
 
 
 class ConvolutionalTorso(nn.Module):
@@ -145,7 +149,7 @@ class ConvolutionalTorso(nn.Module):
         Raises UserError when the image is too small for them.
         """
         super().__init__()
-        self.features = features
+        self.features, self.image = features, image
         self.padding = max(0, pad_channels_to - image.channels)
         self.pools = pools
         self.convolutions = nn.ModuleList()
@@ -163,9 +167,9 @@ class ConvolutionalTorso(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Uint8 images [B, C, H, W] → features [B, F] of the parameters' dtype."""
-        x = pixels(observation, self.connected.weight.dtype, self.padding)
+        x = pixels(observation, self.connected.weight.dtype, self.padding, self.image.zero)
         for index, layer in enumerate(self.convolutions):
-            x = convolve_pixels(cast(nn.Conv2d, layer), x) if index == 0 else layer(x)
+            x = convolve_pixels(cast(nn.Conv2d, layer), x, self.image.levels) if index == 0 else layer(x)
             x = functional.relu(x, inplace=True)
             if index < self.pools:
                 x = functional.max_pool2d(x, 2)
@@ -220,10 +224,10 @@ class ResidualTorso(nn.Module):
 
     def __init__(self, image: ImageShape, sections: tuple[int, ...], features: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.features = features
+        self.features, self.image = features, image
         self.entries = nn.ModuleList()
         self.blocks = nn.ModuleList()
-        channels, height, width = image
+        channels, height, width = image.channels, image.height, image.width
         for outputs in sections:
             self.entries.append(convolution(channels, outputs, 3, generator, padding=1, gain=1.0))
             self.blocks.append(nn.Sequential(ResidualBlock(outputs, generator), ResidualBlock(outputs, generator)))
@@ -232,9 +236,9 @@ class ResidualTorso(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Uint8 images [B, C, H, W] → features [B, F] of the parameters' dtype."""
-        x = pixels(observation, self.connected.weight.dtype)
+        x = pixels(observation, self.connected.weight.dtype, zero=self.image.zero)
         for index, (entry, blocks) in enumerate(zip(self.entries, self.blocks, strict=True)):
-            x = convolve_pixels(cast(nn.Conv2d, entry), x) if index == 0 else entry(x)
+            x = convolve_pixels(cast(nn.Conv2d, entry), x, self.image.levels) if index == 0 else entry(x)
             x = blocks(functional.max_pool2d(x, 3, stride=2, padding=1))
         flat = functional.relu(x, inplace=True).permute(0, 2, 3, 1).flatten(1)
         return functional.relu(self.connected(flat), inplace=True)
@@ -277,10 +281,11 @@ class PerceptronTorso(nn.Module):
         self.features = hidden[-1] * (2 if separate else 1)
         self.policy = perceptron(sizes, generator)
         self.value = perceptron(sizes, generator) if separate else None
+        self.bytes = (space.ZERO, space.LEVELS) if isinstance(space, NormalizedImage) else ()
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, …] → features [B, F]: the policy's, then (when separate) the value's."""
-        vector = as_vector(observation, next(self.parameters()).dtype)
+        vector = as_vector(observation, next(self.parameters()).dtype, *self.bytes)
         if self.value is None:
             return self.policy(vector)
         return torch.cat((self.policy(vector), self.value(vector)), -1)

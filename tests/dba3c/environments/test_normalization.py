@@ -11,7 +11,15 @@ from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.normalization import NormalizedObservations, RunningStatistics, statistics_of, use_statistics
+from dba3c.environments.normalization import (
+    NormalizedObservations,
+    PixelStatistics,
+    RunningStatistics,
+    statistics_for,
+    statistics_of,
+    use_statistics,
+)
+from dba3c.environments.spaces import MixedSpace, NormalizedImage
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.roles import RunProcess
@@ -23,6 +31,8 @@ from launch.cli.options import parse_train
 from launch.cli.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)
+BREAKOUT = EnvironmentConfig(env_id="ALE/Breakout-v5")
+NORMALIZED_BREAKOUT = dataclasses.replace(BREAKOUT, normalize_observations=True)
 
 
 def test_merged_batches_have_the_mean_and_variance_of_all_rows():
@@ -73,11 +83,63 @@ def test_observations_to_be_normalised_without_statistics_are_refused_and_not_me
         made(PENDULUM, 2, seed=0, view="evaluation").reset()
 
 
-def test_statistics_of_another_size_and_images_are_refused():
+def normalized_by_hand(frame: np.ndarray, shown: np.ndarray) -> np.ndarray:
+    """What a network takes of a frame [H, W] after all of `shown` [N, H, W], which it is one of."""
+    deviation = np.sqrt(shown.var(axis=0, dtype=np.float64) + 1e-5 * 255**2)
+    return np.clip((frame - shown.mean(axis=0, dtype=np.float64)) / deviation, -5, 5)
+
+
+def as_numbers(normalized: np.ndarray) -> np.ndarray:
+    return (normalized.astype(np.float64) - NormalizedImage.ZERO) / NormalizedImage.LEVELS
+
+
+def test_each_frame_of_a_stack_is_normalised_once_by_what_its_pixels_were_until_then(made):
+    raw, normalized = made(BREAKOUT, 3, seed=0), made(NORMALIZED_BREAKOUT, 3, seed=0)
+    assert isinstance(normalized.observation_space, NormalizedImage)
+    frames, stack = [raw.reset()[:, -1]], normalized.reset()
+    expected = [[normalized_by_hand(each, frames[0]) for each in frames[0]]]
+    for step in range(12):
+        actions = np.full(3, step % 4)
+        frames.append(raw.step(actions).observation[:, -1])
+        seen = np.concatenate(frames)
+        expected.append([normalized_by_hand(each, seen) for each in frames[-1]])
+        before, stack = stack, normalized.step(actions).observation
+        assert np.array_equal(stack[:, :-1], before[:, 1:])
+        np.testing.assert_allclose(as_numbers(stack[:, -1]), expected[-1], atol=0.5 / NormalizedImage.LEVELS + 1e-4)
+    assert np.ptp(as_numbers(stack)) > 3  # what moves is loud
+    assert normalized.statistics.count == 3 * 13
+
+
+def test_the_stack_of_a_new_game_is_normalised_whole_and_not_what_the_last_game_showed(made):
+    short = dataclasses.replace(BREAKOUT, max_episode_frames=40)
+    raw = made(short, 2, seed=0)
+    normalized = made(dataclasses.replace(short, normalize_observations=True), 2, seed=0)
+    raw.reset(), normalized.reset()
+    actions = np.zeros(2, int)
+    for _ in range(30):
+        played, shown = raw.step(actions), normalized.step(actions)
+        if played.first.any():
+            break
+    assert played.first.all()
+    np.testing.assert_array_equal(shown.observation, normalized.statistics.normalize(played.observation))
+
+
+def test_pixels_statistics_are_kept_to_five_digits():
+    statistics = PixelStatistics(2)
+    statistics.update(np.array([[3, 100], [4, 100], [4, 107]], np.uint8))
+    kept = json.loads(json.dumps(statistics.to_dict()))
+    assert kept == {"count": 3.0, "mean": [3.6667, 102.33], "squares": [0.66667, 32.667]}
+    again = PixelStatistics(2)
+    again.merge(kept)
+    image = np.array([[[[3, 107]]]], np.uint8)
+    assert np.array_equal(again.normalize(image), statistics.normalize(image))
+
+
+def test_statistics_of_another_size_and_observations_of_several_parts_are_refused():
     with pytest.raises(UserError, match="statistics of 2 numbers, but observations have 3"):
         RunningStatistics(3).merge(seen(np.ones((1, 2))))
-    with pytest.raises(UserError, match="normalize_observations is for vector observations"):
-        make_vector_environment(EnvironmentConfig(normalize_observations=True), 1, seed=0)
+    with pytest.raises(UserError, match="normalize_observations is for vectors or images; both has MixedSpace"):
+        statistics_for("both", MixedSpace([(1, 84, 84)], 2), 1)
 
 
 def config_of(**options: object) -> TrainConfig:

@@ -17,7 +17,7 @@ from dba3c.central_config import CentralConfig
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.normalization import RunningStatistics
+from dba3c.environments.normalization import RunningStatistics, use_statistics
 from dba3c.errors import UserError
 from dba3c.evaluation.agents import load
 from dba3c.evaluation.full_games import make_player
@@ -93,6 +93,28 @@ def test_a_network_of_ones_own_is_made_for_the_observations_that_it_was_trained_
     (folder / "observations").mkdir(exist_ok=True)
     (folder / "observations" / "worker-0.json").write_text(json.dumps({"10": seen.to_dict()}))
     assert load(folder).network.bounds == learner.bounds == [10.0] * 4
+
+
+def test_an_agent_normalises_pixels_as_the_environments_of_evaluated_games_do(trained):
+    config = config_of("ALE/Breakout-v5", "small", normalize_observations=True)
+    folder = trained(config)
+    seen = make_vector_environment(config.environment, 2, 0)
+    seen.reset()
+    for action in range(20):
+        seen.step(np.full(2, action % 4))
+    (folder / "observations").mkdir(exist_ok=True)
+    (folder / "observations" / "worker-0.json").write_text(json.dumps({"10": seen.statistics.to_dict()}))
+    policy = load_policy(folder / "checkpoints" / "step-10")
+    plain = replace(config.environment, normalize_observations=False)
+    raw, normalized = (make_vector_environment(each, 2, 5, "evaluation") for each in (plain, config.environment))
+    use_statistics(normalized, policy.observation_statistics, "step-10")
+    agent, player = load(folder), make_player(config, normalized, policy, "greedy", seed=0)
+    shown, given = raw.reset(), normalized.reset()
+    for _ in range(10):
+        assert np.array_equal(agent._statistics.normalize(shown), given)
+        actions = player.act(Asked(given, (), np.zeros(2, np.float32), np.arange(2))).actions
+        assert agent.act(shown, greedy=True).tolist() == actions.tolist()
+        shown, given = raw.step(actions).observation, normalized.step(actions).observation
 
 
 def test_what_an_agent_remembers_is_of_its_game_and_gone_with_it(trained):

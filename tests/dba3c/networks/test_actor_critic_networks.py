@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
-from dba3c.environments.spaces import MixedSpace
+from dba3c.environments.spaces import MixedSpace, NormalizedImage
 from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
@@ -86,6 +86,19 @@ def nature_by_hand(network: ActorCriticNetwork, observation: torch.Tensor) -> to
 def test_pixels_are_scaled_to_0_1_and_frames_are_channels_in_order() -> None:
     network, observation = build_network("nature", GRAY, spaces.Discrete(4)), frames(GRAY, 3)
     torch.testing.assert_close(network(observation).policy_logits, nature_by_hand(network, observation))
+
+
+@pytest.mark.parametrize("name", ["small", "nature", "dba3c", "resnet", "football", "mlp"])
+@pytest.mark.parametrize("channels", [4, 12])
+def test_bytes_of_normalised_pixels_are_the_numbers_that_they_stand_for(name: str, channels: int) -> None:
+    """Zeros and ones, once as bytes of normalised pixels, once of ordinary ones."""
+    space, plain = NormalizedImage((channels, 84, 84)), spaces.Box(0, 255, (channels, 84, 84), np.uint8)
+    normalized, other = (build_network(name, each, spaces.Discrete(4), seed=1) for each in (space, plain))
+    ones = frames(plain, 2) > 127
+    as_normalized = torch.where(ones, space.ZERO + space.LEVELS, space.ZERO).to(torch.uint8)
+    expected = other(ones.to(torch.uint8) * 255)
+    torch.testing.assert_close(normalized(as_normalized).policy_logits, expected.policy_logits)
+    torch.testing.assert_close(normalized(as_normalized).value, expected.value)
 
 
 @pytest.mark.parametrize(("channels", "padding"), [(1, 0), (3, 0), (4, 0), (4, 2), (12, 4)])
