@@ -58,6 +58,8 @@ class Entry:
     """Between two points of its curve."""
     is_kept: bool = False
     """Whether its agent is, which somebody may film or evaluate; a curve is enough of what was only tried."""
+    normalizes: bool = False
+    """Whether a run that did not normalise observations, as the preset `atari` once, is none of it."""
 
     @property
     def label(self) -> str:
@@ -136,18 +138,21 @@ def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Ent
 def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
     """The preset for all games, to the score that was published of this one."""
     words = (env_id, "--preset", "atari", *options(LANES), "--stop-score", f"{GOALS[env_id]:g}")
-    return Entry(topic="games", name=name_of(env_id), seed=seed, core_hours=core_hours, words=words, is_kept=True)
+    return Entry(
+        topic="games",
+        name=name_of(env_id),
+        seed=seed,
+        core_hours=core_hours,
+        words=words,
+        is_kept=True,
+        normalizes=True,
+    )
 
 
 def sticky(env_id: str, core_hours: float = 1.5) -> Entry:
     """The same with sticky actions, as ALE's own ids have it."""
     plain = game(env_id, core_hours=core_hours)
     return replace(plain, name=plain.name + STICKY, words=(*plain.words, "--protocol", "v5"))
-
-
-def beside_peers(env_id: str) -> Entry:
-    """The preset for all games on the processor on which other systems were played (results/peers), and as long."""
-    return replace(game(env_id, core_hours=0.76), topic="peers", name=f"atari-{name_of(env_id)}", is_kept=False)
 
 
 def batch(
@@ -208,6 +213,13 @@ def forgetful(decay: str, seed: int, core_hours: float = 1.0) -> Entry:
     return replace(before, name=f"nstep-decay-{decay}", words=(*before.words, "--decay", decay), is_kept=False)
 
 
+def normalized(seed: int, core_hours: float = 1.0) -> Entry:
+    """The same with each pixel normalised, as the preset `atari` does."""
+    before = breakout(seed, core_hours)
+    words = (*before.words, "--normalize-observations")
+    return replace(before, name="nstep-normalized", words=words, normalizes=True)
+
+
 def algorithm(name: str, words: str, seeds: Iterable[int], core_hours: float) -> tuple[Entry, ...]:
     """A preset, on an environment that it is for: a run for each seed, all equally long where a stop score is out of
     reach, so that their curves have a common end."""
@@ -236,7 +248,7 @@ QUEUE: tuple[Entry, ...] = (
     batch_ppo(2880, 1e-3, core_hours=6.0),
     breakout(1, core_hours=2.0),
     *(forgetful("0.9", seed) for seed in (0, 3)),
-    game("ALE/Pong-v5", core_hours=2.5),
+    game("ALE/Pong-v5"),
     recipe("vtrace", "Pong"),
     game("ALE/Boxing-v5"),
     *(game(env_id) for env_id in GOALS if env_id not in ("ALE/Pong-v5", "ALE/Boxing-v5")),
@@ -270,18 +282,21 @@ QUEUE: tuple[Entry, ...] = (
     batch(1920, 1e-3, "adam"),
     breakout(3),
     breakout(4),
-    *(beside_peers(env_id) for env_id in ("ALE/Breakout-v5", "ALE/Pong-v5")),
+    *(normalized(seed) for seed in range(5)),
 )
 
 
 def is_done(entry: Entry) -> bool:
-    """Whether its curve is there, and was not given more core-hours, or a higher stop score, since."""
+    """Whether its curve is there, and was not given more core-hours, or a higher stop score, since; nor normalises
+    now what it did not."""
     if not (entry.results / "curve.csv").exists():
         return False
     config = json.loads((entry.results / "config.json").read_text(encoding="utf-8"))
     words = entry.run.point.words
     goal = float(dict(pairwise(words)).get("--stop-score", -math.inf))
     reached = config["run"]["stop_score"]
+    if entry.normalizes and not config["environment"]["normalize_observations"]:
+        return False
     return float(config["run"]["max_core_hours"]) >= entry.core_hours and (reached is None or reached >= goal)
 
 

@@ -60,7 +60,8 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
 
 
 def atari(env_id: str, cores: int) -> TrainConfig:
-    """Any Atari game on one machine: PPO with updates of 256 samples, the same network and environment as `breakout`.
+    """Any Atari game on one machine: PPO with updates of 256 samples, the same network and environment as `breakout`,
+    but that each pixel is normalised.
 
     64 environments, shared by all workers, 32 steps of each, then 3 epochs of 8 minibatches with Adam. The same
     hyperparameters for all games (results/games).
@@ -68,6 +69,7 @@ def atari(env_id: str, cores: int) -> TrainConfig:
     config = _with_environments(breakout(env_id, cores), 64)
     return replace(
         config,
+        environment=replace(config.environment, normalize_observations=True),
         algorithm=AlgorithmConfig(
             algorithm="ppo",
             rollout_length=32,

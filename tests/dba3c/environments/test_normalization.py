@@ -85,7 +85,7 @@ def test_observations_to_be_normalised_without_statistics_are_refused_and_not_me
 
 def normalized_by_hand(frame: np.ndarray, shown: np.ndarray) -> np.ndarray:
     """What a network takes of a frame [H, W] after all of `shown` [N, H, W], which it is one of."""
-    deviation = np.sqrt(shown.var(axis=0, dtype=np.float64) + 1e-5 * 255**2)
+    deviation = np.sqrt(shown.var(axis=0, dtype=np.float64) + 5.0**2)
     return np.clip((frame - shown.mean(axis=0, dtype=np.float64)) / deviation, -5, 5)
 
 
