@@ -214,7 +214,7 @@ def forgetful(decay: str, seed: int, core_hours: float = 1.0) -> Entry:
 
 
 def normalized(seed: int, core_hours: float = 1.0) -> Entry:
-    """The same with each pixel normalised, as the preset `atari` does."""
+    """The same with images normalised, as the preset `atari` does."""
     before = breakout(seed, core_hours)
     words = (*before.words, "--normalize-observations")
     return replace(before, name="nstep-normalized", words=words, normalizes=True)

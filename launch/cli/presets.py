@@ -61,7 +61,7 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
 
 def atari(env_id: str, cores: int) -> TrainConfig:
     """Any Atari game on one machine: PPO with updates of 256 samples, the same network and environment as `breakout`,
-    but that each pixel is normalised.
+    but that images are normalised.
 
     64 environments, shared by all workers, 32 steps of each, then 3 epochs of 8 minibatches with Adam. The same
     hyperparameters for all games (results/games).
