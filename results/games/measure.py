@@ -119,15 +119,16 @@ def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str
     row["score_evaluated_30"] = known if known is not None else f"{evaluated(run):.2f}"
     to_goal = run.core_hours_to_goal
     row["core_hours_to_target"] = "" if to_goal is None else f"{to_goal:.3f}"
-    # the last two say whose core-hours they are
+    # whose core-hours they are
     row |= {"processor": run.curve.meta["lives"][-1]["host"]["processor"], "precision": config.network.precision}
+    row["images"] = "normalised" if config.environment.normalize_observations else "0 to 1"
     return row
 
 
 def table(rows: list[dict[str, str]]) -> str:
     """A line for each run, and for each game that has none."""
     columns = (
-        "game", "goal", "protocol", "seed", "core-hours", "million agent steps", "mean of the last 50 games",
+        "game", "goal", "protocol", "seed", "images", "core-hours", "million agent steps", "mean of the last 50 games",
         "30 full games", "human-normalised", "core-hours to the goal", "computed by",
     )  # fmt: skip
     lines: list[tuple[str, ...]] = []
@@ -139,10 +140,10 @@ def table(rows: list[dict[str, str]]) -> str:
             human = human_normalised(env_id, score)
             lines.append(
                 (
-                    name, f"{goal:,.0f}", row["protocol"], row["seed"], f"{float(row['core_hours']):.2f}",
-                    f"{int(row['agent_steps']) / 1e6:.2f}", f"{float(row['score_online_50']):,.1f}", f"{score:,.1f}",
-                    "" if human is None else f"{human:.0%}", f"{row['core_hours_to_target'] or 'not reached'}",
-                    f"{row['processor']}, {row['precision']}",
+                    name, f"{goal:,.0f}", row["protocol"], row["seed"], row["images"],
+                    f"{float(row['core_hours']):.2f}", f"{int(row['agent_steps']) / 1e6:.2f}",
+                    f"{float(row['score_online_50']):,.1f}", f"{score:,.1f}", "" if human is None else f"{human:.0%}",
+                    f"{row['core_hours_to_target'] or 'not reached'}", f"{row['processor']}, {row['precision']}",
                 )
             )  # fmt: skip
         if not its:
