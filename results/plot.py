@@ -91,11 +91,13 @@ def recipes(folder: Path) -> None:
     """A figure for each game."""
     told = {
         "PPO, 2 workers × 32 environments × 128 steps, 2 epochs": "recipes/ppo-{}/seed-*",
-        "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "games/{}/seed-0",
+        "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "recipes/ppo-256-{}/seed-*",
+        "that PPO, images normalised": "games/{}/seed-0",
         "PPO, 2 lanes × 64 environments × 32 steps, 3 epochs of 4": "recipes/ppo-1024-{}/seed-*",
         "PPO, 2 lanes × 8 environments × 128 steps, 4 epochs": "recipes/ppo-512-{}/seed-*",
         "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-{}/seed-*",
         "actor-critic over 5 steps, 2 lanes × 16 environments": "recipes/nstep-{}/seed-*",
+        "that actor-critic, images normalised": "recipes/nstep-normalized-{}/seed-*",
         "the same, entropy cost 0.001 instead of 0.01": "recipes/nstep-entropy-0.001-{}/seed-*",
     }
     in_one_game = [label for label, pattern in told.items() if "/ppo-" in pattern or "entropy" in pattern]

@@ -149,8 +149,8 @@ class EnvironmentConfig:
 
     normalize_observations: bool = False
     """Observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for MuJoCo); of
-    images minus the mean image, over one deviation, to ±5. Every lane or actor keeps its own statistics, beside the
-    checkpoints; evaluations use all, merged."""
+    images each pixel's, to ±5. Every lane or actor keeps its own statistics, beside the checkpoints; evaluations use
+    all, merged."""
 
     reward_scale: float = option(1.0, above=0, below=math.inf)
     """Rewards are multiplied by this, before any clipping; scores are not."""
