@@ -213,7 +213,7 @@ def refuse_normalized_replay(config: TrainConfig) -> None:
     _require(
         not config.environment.normalize_observations or config.algorithm.algorithm not in REPLAYING,
         f"normalize_observations is for what is learned from once: the replay of {config.algorithm.algorithm} would "
-        "keep what earlier statistics, of several actors, have made of observations",
+        "keep what earlier statistics, of several actors, have made of observations (--no-normalize-observations)",
     )
 
 

@@ -39,12 +39,13 @@ OURS = {
     "Breakout": {
         "ours, preset breakout": "peers/breakout",
         "ours, preset breakout, bfloat16": "breakout_lanes/nstep/seed-3",
-        "ours, preset atari, bfloat16": "peers/atari-Breakout/seed-0",
-        "ours, preset atari": "games/Breakout/seed-0",
+        "ours, preset atari, images 0 to 1, bfloat16": "peers/atari-Breakout/seed-0",
+        "ours, preset atari, images 0 to 1": "games/Breakout/seed-0",
     },
     "Pong": {
         "ours, preset breakout, bfloat16": "recipes/nstep-Pong/seed-0",
-        "ours, preset atari, bfloat16": "games/Pong/seed-1",
+        "ours, preset atari, bfloat16": "games/Pong/seed-0",
+        "ours, preset atari, images 0 to 1, bfloat16": "games/Pong/seed-1",
     },
 }
 """Our runs of each game, from results/."""
