@@ -168,7 +168,8 @@ def draw(folder: Path) -> None:
     found = played()
     x_name, y_name = "core-hours of processor time", f"mean score of the last {GAMES} games"
     figure, panels = new_panels(len(found), len(found), 4.0, x_name, y_name)
-    looks = {name: line_of(index) for index, name in enumerate([*OURS["Breakout"], *SYSTEMS])}
+    names = dict.fromkeys([*OURS["Breakout"], *OURS["Pong"], *SYSTEMS])
+    looks = {name: line_of(index) for index, name in enumerate(names)}
     lines = {}
     for axes, (game, rows) in zip(panels, found.items(), strict=True):
         for name, curve in ours(game).items():
