@@ -100,9 +100,12 @@ def recipes(folder: Path) -> None:
         "that actor-critic, images normalised": "recipes/nstep-normalized-{}/seed-*",
         "the same, entropy cost 0.001 instead of 0.01": "recipes/nstep-entropy-0.001-{}/seed-*",
     }
-    in_one_game = [label for label, pattern in told.items() if "/ppo-" in pattern or "entropy" in pattern]
+    some = ("/ppo-", "normalized", "entropy")
+    in_one_game = [label for label, pattern in told.items() if any(word in pattern for word in some)]
     for game, goal in (("Pong", 20.0), ("Boxing", 98.0)):
         runs = {label: pattern.format(game) for label, pattern in told.items()}
+        if game == "Boxing":  # whose run in games/ is not of normalised images yet
+            del runs["that PPO, images normalised"]
         learning({game.lower(): CPU_HOURS}, runs, in_one_game, goal=goal)(folder)
 
 
