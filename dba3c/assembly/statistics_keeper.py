@@ -42,7 +42,7 @@ class StatisticsKeeper:
         newest = find_newest(self._run / "checkpoints") if normalized else None
         if newest is not None:
             self._step = self._saved_step = self._resumed_step = int(newest.name.removeprefix("step-"))
-            stored = statistics_of(self._run, self._step, self._name)
+            stored = statistics_of(self._run, self._step, self._name, self._life)
             if stored is not None:
                 normalized[0].statistics.merge(stored)
 

@@ -254,6 +254,16 @@ def test_a_process_that_sat_out_a_life_goes_on_from_what_the_others_have_seen(tm
     assert statistics_of(tmp_path, 200, "worker-0.1") == seen(rows[:40])
 
 
+def test_who_played_in_the_life_before_until_the_checkpoint_does_not_read_what_others_kept(tmp_path: Path):
+    rows = write_lives(tmp_path, {100: 0, 200: 1}, {100: 0})
+    (tmp_path / "observations" / "worker-7.json").write_text("none of them can be read")
+    assert statistics_of(tmp_path, 200, "worker-0", life=2) == seen(rows[:40])
+    assert statistics_of(tmp_path, 200, "worker-0", life=1) == seen(rows[:40])  # started again in the same life
+    for step, life in ((200, 3), (199, 2), (100, 2)):  # it may have missed one, or somebody may have a newer
+        with pytest.raises(UserError, match=r"worker-7.json is not a file of observation statistics"):
+            statistics_of(tmp_path, step, "worker-0", life=life)
+
+
 def test_a_resumed_process_leaves_what_was_seen_at_its_checkpoint_to_those_who_come_later(tmp_path: Path):
     config = config_of(total_frames=16 * 8 * 25)
     folder = train(tmp_path / "run", config)
