@@ -97,8 +97,8 @@ def recipes(folder: Path) -> None:
         "PPO, 2 lanes × 8 environments × 128 steps, 4 epochs": "recipes/ppo-512-{}/seed-*",
         "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-{}/seed-*",
         "actor-critic over 5 steps, 2 lanes × 16 environments": "recipes/nstep-{}/seed-*",
-        "that actor-critic, images normalised": "recipes/nstep-normalized-{}/seed-*",
         "the same, entropy cost 0.001 instead of 0.01": "recipes/nstep-entropy-0.001-{}/seed-*",
+        "the actor-critic, images normalised": "recipes/nstep-normalized-{}/seed-*",
     }
     some = ("/ppo-", "normalized", "entropy")
     in_one_game = [label for label, pattern in told.items() if any(word in pattern for word in some)]

@@ -281,11 +281,11 @@ class PerceptronTorso(nn.Module):
         self.features = hidden[-1] * (2 if separate else 1)
         self.policy = perceptron(sizes, generator)
         self.value = perceptron(sizes, generator) if separate else None
-        self.bytes = (space.ZERO, space.LEVELS) if isinstance(space, NormalizedImage) else ()
+        self.byte_meaning = (space.ZERO, space.LEVELS) if isinstance(space, NormalizedImage) else ()
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, …] → features [B, F]: the policy's, then (when separate) the value's."""
-        vector = as_vector(observation, next(self.parameters()).dtype, *self.bytes)
+        vector = as_vector(observation, next(self.parameters()).dtype, *self.byte_meaning)
         if self.value is None:
             return self.policy(vector)
         return torch.cat((self.policy(vector), self.value(vector)), -1)
