@@ -40,6 +40,11 @@ def make_vector_environment(
             if config.environment_processes:
                 make_env = functools.partial(ProcessEnv, config)
         environments = LoopVectorEnvironment(config, make_env, num_envs, seed)
+    return as_configured(config, environments, view)
+
+
+def as_configured(config: EnvironmentConfig, environments: VectorEnvironment, view: View) -> VectorEnvironment:
+    """The environments with their observations normalised, where `config` says so."""
     if config.normalize_observations:
         return NormalizedObservations(config.env_id, environments, view, config.frames_per_observation)
     return environments

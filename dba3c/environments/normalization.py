@@ -107,7 +107,8 @@ def statistics_for(env_id: str, space: Space[Any], frames: int) -> tuple[Running
 
 
 class NormalizedObservations:
-    """A `VectorEnvironment` whose observations are normalised; `statistics` is what it has seen.
+    """A `VectorEnvironment` whose observations are normalised; `statistics` is what it has seen, `raw` the newest
+    observation as it was.
 
     `frames`: how many are stacked in an observation, along its first dimension.
     """
@@ -136,6 +137,7 @@ class NormalizedObservations:
     def _normalized(self, observation: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Of a stack the newest frame alone, and all where a game begins: the others are the last one's, as who keeps
         or sends each frame once takes them to be."""
+        self.raw = observation
         newest = observation[:, -self._newest :]
         if self._learns:
             self.statistics.update(newest.reshape(self.num_envs, -1))
@@ -169,7 +171,10 @@ def statistics_of(run: Path, step: int, name: str | None = None, life: int = 0) 
     newest = own.get(max((s for s in own if s <= step), default=-1))
     if newest is not None and newest.get("life", 0) >= life - 1:
         return {key: newest[key] for key in ("count", "mean", "squares")}
-    files = sorted((run / FOLDER).glob("*.json"))
+    try:  # from Python 3.12 on, glob finds nothing in a folder that cannot be read
+        files = sorted(path for path in (run / FOLDER).iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return None
     kept_by_all = {path.stem: snapshots for path in files if (snapshots := read_snapshots(path))}
     until_then = {who: [s for s in snapshots if s <= step] for who, snapshots in kept_by_all.items()}
     of_all = {who: kept_by_all[who][max(then)] for who, then in until_then.items() if then}

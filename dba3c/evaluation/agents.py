@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,8 @@ class Agent:
         config: of the run that trained it.
         step: the update that its parameters are of.
         network: the PyTorch module, in eval mode, with the checkpoint's parameters.
-        observation_space, action_space: of one environment. Atari's observations are those that it was trained on:
-            uint8 [4, 84, 84], frames stacked.
+        observation_space, action_space: of one environment. Atari's observations are frames stacked, uint8
+            [4, 84, 84]. What its run normalised the agent normalises itself.
     """
 
     def __init__(self, config: TrainConfig, policy: Policy, seed: int = 0) -> None:
@@ -159,7 +160,7 @@ def _for_games(games: int, name: str, values: ArrayLike, dtype: type[np.generic]
 def _spaces_as_made(config: TrainConfig) -> Spaces:
     """Of one environment, as it says them itself. Raises UserError: it cannot be made."""
     if config.environment.family == "atari":
-        return spaces_of(config)
+        return spaces_of(replace(config, environment=replace(config.environment, normalize_observations=False)))
     try:
         with contextlib.closing(maker_of(config.environment)()) as env:
             return Spaces(env.observation_space, env.action_space)

@@ -186,9 +186,12 @@ class RunSummary:
         elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
             process.told_cpu_s += spent_s
-        if kind == "episode":  # counts with its process's next steps, among which its own are
-            key = process.role, process.rank
-            self._told_steps[key] = self._told_steps.get(key, 0) + (record.get("length_steps") or 0)
+        if kind == "episode":
+            steps, key = record.get("length_steps") or 0, (process.role, process.rank)
+            if process.role == "learner":  # its actors tell the steps
+                self._ended_steps += steps
+            else:  # counts with its process's next steps, among which its own are
+                self._told_steps[key] = self._told_steps.get(key, 0) + steps
         if kind == "episode" and record.get("score") is not None:
             self.scores.add(record["score"])
             self.life_scores.add(record["score"])

@@ -265,9 +265,11 @@ class GradientRecorder:
         self.metrics.record_step(receipt.step, values, sections.take())
 
     def finish(self) -> None:
-        """No gradient will be answered any more."""
-        if self._experience["agent_steps"] or self._episodes:
-            self.metrics.record_step(self._step, self._take(self._step))
+        """No gradient will be answered for a while, or any more. Games alone are no record of a gradient: loss and norm
+        are weighted by their number."""
+        taken = self._take(self._step)
+        if taken["agent_steps"]:
+            self.metrics.record_step(self._step, taken)
 
     def _take(self, step: int) -> dict[str, int]:
         """What was done since the last call, for the record of ``step``; its games are written down here."""

@@ -29,7 +29,8 @@ from dba3c.environments.atari import (
     native_consoles,
 )
 from dba3c.environments.config import FAMILIES, EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment, maker_of
+from dba3c.environments.factory import as_configured, make_vector_environment, maker_of
+from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 from dba3c.errors import UserError
 from dba3c.own_code import ANYTHING
@@ -88,7 +89,7 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
         environments,
         pictures_per_s=float(fps or _DEFAULT_PICTURES_PER_S),
         action_names=[str(action) for action in numbered],
-        pictures=(lambda observation: [_rendered(config.env_id, made[0])]) if draws else _as_picture,
+        pictures=(lambda observation: [_rendered(config.env_id, made[0])]) if draws else _shown(environments),
     )
 
 
@@ -97,7 +98,7 @@ def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
     if not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, which nothing is shown on
     try:
-        return gymnasium.make(env_id, render_mode="rgb_array")
+        return gymnasium.make(env_id, render_mode="rgb_array", disable_env_checker=True)  # as it was trained
     except ANYTHING as error:  # of a stranger's constructor
         raise UserError(f"{env_id} cannot be filmed: {_why(error)}") from error
 
@@ -112,10 +113,15 @@ def _rendered(env_id: str, env: gymnasium.Env[Any, Any]) -> np.ndarray:
     return picture
 
 
-def _as_picture(observation: np.ndarray) -> list[np.ndarray]:
-    """[1, C, H, W] with one or three channels → [H, W, 3]."""
-    picture = np.moveaxis(observation[0], 0, -1)
-    return [np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))]
+def _shown(environments: VectorEnvironment) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Observations as pictures, before they were normalised: [1, C, H, W] with one or three channels → [H, W, 3]."""
+
+    def pictures(observation: np.ndarray) -> list[np.ndarray]:
+        raw = environments.raw if isinstance(environments, NormalizedObservations) else observation
+        picture = np.moveaxis(raw[0], 0, -1)
+        return [np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))]
+
+    return pictures
 
 
 def _why(error: BaseException) -> str:
@@ -145,8 +151,9 @@ def _of_console(config: EnvironmentConfig, seed: int) -> Camera:
     else:
         consoles = RandomSkipConsoles(config, 1)
         frames_per_picture = config.frames_per_step
+    environments = AtariVectorEnvironment(config, consoles, environment_seeds(seed, 1), "evaluation")
     return Camera(
-        AtariVectorEnvironment(config, consoles, environment_seeds(seed, 1), "evaluation"),
+        as_configured(config, environments, "evaluation"),
         pictures_per_s=CONSOLE_FRAMES_PER_S / frames_per_picture,
         action_names=[action.name for action in consoles.actions],
         pictures=lambda observation: consoles.pictures,

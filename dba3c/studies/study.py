@@ -156,8 +156,9 @@ def load(folder: str | Path) -> Study:
             axes = tuple(tuple(map(str, axis)) for axis in search["axes"])
             search = Search(trials=int(search["trials"]), words=tuple(map(str, search["words"])), axes=axes)
         trees = tree.pop("points")
-        for trial in sorted(Path(folder).glob(f"*/{POINT_FILE}")) if search else ():
-            trees.append(json.loads(trial.read_text(encoding="utf-8")))
+        for trial in sorted(Path(folder).iterdir()) if search else ():
+            if is_there(trial / POINT_FILE):
+                trees.append(json.loads((trial / POINT_FILE).read_text(encoding="utf-8")))
         points = tuple(_point(point) for point in trees)
         seeds = tuple(int(seed) for seed in tree.pop("seeds"))
         return Study(points=points, seeds=seeds, search=search, **tree)

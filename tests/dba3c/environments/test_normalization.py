@@ -231,6 +231,12 @@ def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoi
     assert statistics_of(tmp_path / "nothing", 0) is None
 
 
+def test_a_folder_of_statistics_that_cannot_be_read_is_not_one_without_any(tmp_path: Path) -> None:
+    (tmp_path / "observations").symlink_to(tmp_path / "observations")
+    with pytest.raises(OSError, match="symbolic links"):
+        statistics_of(tmp_path, 0)
+
+
 def write_lives(folder: Path, *lives_at: dict[int, int]) -> np.ndarray:
     """Which life each lane's snapshot of a step is of; the first lane saw rows :10, then :40, the second 40:."""
     rows = np.random.default_rng(0).normal(size=(60, 3))

@@ -11,13 +11,15 @@ import pytest
 
 from dba3c.config import RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.protocol import Episode
+from dba3c.environments.protocol import Episode, Experience
 from dba3c.errors import UserError
 from dba3c.metrics import writer as metrics
-from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.metrics.charts import Point, points_of
+from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig
+from param_servers.exchange import Receipt
 from tests.dba3c.metrics.made_up_run import Clock
 
 
@@ -216,6 +218,28 @@ def test_a_folder_that_cannot_be_written_never_stops_training(tmp_path):
     assert len(warnings) == 1
     writer.close()
     assert "10 records could not be written" in warnings[1]
+
+
+def test_games_that_end_while_there_is_no_gradient_weigh_no_loss(tmp_path, clock):
+    run = RunFolder.create(tmp_path / "run", TrainConfig().to_json())
+    writer = MetricsWriter(run, "learner", 0, window_s=1e9)
+    recorder = GradientRecorder(writer)
+
+    def learn(step, loss):
+        recorder.record(Receipt(True, step, ""), step - 1, 64, {"loss_total": loss}, Sections())
+
+    learn(1, 10.0)
+    for _ in range(9):  # a replay fills
+        recorder.stepped(1, Experience(), [Episode(1.0, 10, True, False, 0)])
+        recorder.finish()
+    writer.flush()
+    for step in range(2, 11):
+        learn(step, 0.0)
+    writer.close()
+    drawn = [point.values["loss/total"] for point in points_of(run, 60.0) if isinstance(point, Point)]
+    assert drawn == [1.0]  # of ten gradients
+    assert [line["score"] for line in lines(run.metrics / "learner-0.jsonl") if line["kind"] == "episode"] == [1.0] * 9
+    run.release()
 
 
 def test_sections_add_up_until_they_are_taken(clock):

@@ -32,6 +32,15 @@ def test_games_of_one_process_are_not_weighed_against_the_steps_of_another():
     assert summary.life_mean is None and summary.best_mean is None  # 8 % of the steps lie in games that have ended
 
 
+def test_games_that_a_learner_tells_are_weighed_against_the_steps_of_its_actors():
+    def told(steps):
+        return [record("episode", 1.0, "learner", score=3.0, length_steps=steps) for _ in range(3)]
+
+    acted = record("step", 1.0, "actor", agent_steps=300)
+    assert summary_of(*told(70), acted).life_mean is None
+    assert summary_of(*told(90), acted).life_mean == 3.0
+
+
 def games(*scores, **fields):
     return [record("episode", float(i), score=score, length_steps=1, **fields) for i, score in enumerate(scores)]
 

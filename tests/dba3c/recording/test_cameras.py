@@ -11,6 +11,7 @@ import torch
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.recording.cameras import make_camera
@@ -82,6 +83,31 @@ def test_the_newest_picture_shows_what_the_agent_sees(name, opened):
         assert np.abs(seen.astype(float) - small.numpy()).mean() < 2.5
 
 
+def statistics_of(config):
+    """What twenty steps of its environments have shown."""
+    seen = make_vector_environment(config, 2, 0)
+    seen.reset()
+    for step in range(20):
+        seen.step(np.full(2, step % seen.action_space.n))
+    seen.close()
+    return seen.statistics.to_dict()
+
+
+@pytest.mark.parametrize("name", ["v4", "2017"])
+def test_a_filmed_game_s_observations_are_normalised_where_the_run_s_were(name, opened):
+    config = replace(GAMES[name], normalize_observations=True)
+    camera = make_camera(config, 7)
+    vector = make_vector_environment(config, 1, 7, "evaluation")
+    opened += [camera.environments, vector]
+    for environments in opened:
+        use_statistics(environments, statistics_of(config), "step-1")
+    assert repr(camera.environments.observation_space) == repr(vector.observation_space)
+    assert np.array_equal(camera.environments.reset(), vector.reset())
+    for step in range(30):
+        filmed, played = (environments.step(np.full(1, step % 3)) for environments in opened)
+        assert np.array_equal(filmed.observation, played.observation)
+
+
 def test_a_step_of_four_frames_is_two_pictures_and_the_speed_is_the_console_s(opened):
     for name, pictures, per_s in (("v4", 2, 30.0), ("fixed RGB", 3, 60.0), ("2017", 1, 20.0)):
         camera = make_camera(GAMES[name], 0)
@@ -124,6 +150,22 @@ class Drawn(gymnasium.Env):
 
     def render(self):
         return np.full((21, 31, 3), 10 * self.t, np.uint8)
+
+
+class Inexact(Drawn):
+    """Its observations have a number more to say than its space has, which nobody reads."""
+
+    observation_space = gymnasium.spaces.Dict(t=gymnasium.spaces.Box(0, 255, (1,), np.float32))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return {"t": super().reset()[0], "more": 1}, {}
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return {"t": observation, "more": 1}, *rest
 
 
 class Undrawn(Drawn):
@@ -170,6 +212,27 @@ def test_an_environment_whose_observation_is_a_picture_is_filmed_by_it(opened):
     opened.append(camera.environments)
     picture = camera.pictures(camera.environments.reset())[0]
     assert np.array_equal(picture, Pictured().render_as_observation())
+
+
+def test_the_picture_is_the_observation_before_it_was_normalised(opened):
+    config = EnvironmentConfig(env_id="filmed_games:Pictured", normalize_observations=True)
+    camera = make_camera(config, 0)
+    opened.append(camera.environments)
+    use_statistics(camera.environments, statistics_of(config), "step-1")
+    observation = camera.environments.reset()
+    assert np.array_equal(camera.pictures(observation)[0], Pictured().render_as_observation())
+    assert len(np.unique(observation)) == 1  # nothing moved
+
+
+def test_an_environment_that_is_trained_though_its_spaces_are_not_exact_is_filmed(opened, monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("Inexact-v0", "filmed_games:Inexact")
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    for make in (make_camera, lambda config, seed: make_vector_environment(config, 1, seed)):
+        made = make(EnvironmentConfig(env_id="Inexact-v0"), 0)
+        environments = getattr(made, "environments", made)
+        opened.append(environments)
+        environments.reset()
+        environments.step(np.zeros(1, int))
 
 
 def test_doom_is_filmed_at_its_own_speed(opened):
