@@ -158,7 +158,8 @@ def run_in_lanes(
         except Exception as error:
             if not isinstance(error, told):
                 traceback.print_exc()
-            link.last_word(line_of(error))
+            with contextlib.suppress(OSError, LaneLost):  # lane 0 is gone too
+                link.send(_Kind.FAILED, text=_coded(line_of(error)))
 
     gc.collect()
     gc.freeze()  # what is there now stays shared: a collection would write to it
@@ -240,13 +241,6 @@ class _Link:
                 socket.send_fds(self._end, [packet], [fd])
         except (BrokenPipeError, ConnectionResetError):
             self._lost()
-
-    def last_word(self, line: str) -> None:
-        """Of a lane that failed."""
-        try:
-            self._end.send(_HEADER.pack(_Kind.FAILED, False, 0, 0) + _coded(line))
-        except OSError:
-            return  # lane 0 is gone too
 
     def receive(self, expected: _Kind, is_over: Patience | None = None) -> _Message:
         is_over = is_over or _patience(self.timeout_s)

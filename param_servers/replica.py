@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.files import (
-    checkpoints_in,
-    find_newest,
-    load_checkpoint,
-    read_manifest,
-    set_aside_after,
-)
+from param_servers.checkpoint.files import checkpoints_in, find_newest, load_checkpoint, set_aside_after
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import CheckpointError, CheckpointUnreadable, LastStepsLost, RunStopped
@@ -59,14 +53,11 @@ class Replica:
         self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)
         self.step = self.data_points = self.term = 0
         self._config = exchange_config
-        # absolute: the program may go elsewhere
-        self._directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         self._on_event = on_event
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
-        self._checkpoints: Checkpoints | None = None
-        if self._directory is not None:
-            self._checkpoints = Checkpoints(self._directory, self._plan, 0)
+        self._checkpoints = Checkpoints(checkpoint_dir, self._plan, 0)
+        self._directory = self._checkpoints.directory
         self._saved = self._safe = self.step
         """The step of the newest checkpoint that was begun, and of the newest that is there."""
         self._failure = ""
@@ -138,6 +129,7 @@ class Replica:
                 set_aside_after(self._directory, self.step, looked_at)  # what is later is damaged
             except OSError as error:
                 raise CheckpointError(f"a damaged checkpoint cannot be renamed: {error}") from error
+            self.term += self._config.num_workers  # survivors of the last life wrote as its term + rank: swept as older
             self.note("restored", f"going on from checkpoint {path.name}")
 
     def look_for_newest(self) -> None:
@@ -165,53 +157,50 @@ class Replica:
 
         Where the disk cannot, the next `checkpoint_when_due` or `finish` raises CheckpointError.
         """
-        if self._checkpoints is not None:
-            self._checkpoints.set_aside_after(self.step, lambda: None)
+        self._checkpoints.set_aside_after(self.step, lambda: None)
 
     def checkpoint_when_due(self) -> None:
         """Begin to write a checkpoint where the configuration wants one; the disk works while training goes on."""
-        if self._checkpoints is None:
+        if self._directory is None:
             return
         self._checkpoints.poll()
         every = self._config.checkpoint_every_steps
         if every and self.step // every > self._saved // every and not self._checkpoints.busy:
             self._checkpoints.make_room(self.step, self.term)
-            self._write(self._checkpoints)
+            self._write()
 
     def finish(self) -> str:
         """Write a last checkpoint and wait for it, for a bounded time; "", or one line that says what is lost.
 
         Not where there is one of this step, or a later one: it is from a rank that ended the run without this one.
         """
-        checkpoints, directory = self._checkpoints, self._directory
-        if checkpoints is None or directory is None:
+        checkpoints = self._checkpoints
+        if self._directory is None:
             return ""
 
         def newest() -> dict[str, Any]:
-            path = find_newest(directory)
-            return {} if path is None else {"step": read_manifest(path)["step"]}
+            return {"step": checkpoints.newest(lambda line: None)[0]}
 
         def write_unless_there(answer: dict[str, Any]) -> None:
             there = answer.get("step", -1)
             self._safe = max(self._safe, there)
             if there < self.step:
-                self._write(checkpoints)
+                self._write()
 
         now_s = clock_of_a_loop().now_s
         deadline_s = now_s() + self._config.timeouts.disk_s
-        self._wait(checkpoints, now_s, deadline_s)
+        self._wait(now_s, deadline_s)
         if self._safe < self.step and not checkpoints.busy:
             checkpoints.submit(newest, write_unless_there)
-            self._wait(checkpoints, now_s, deadline_s)
+            self._wait(now_s, deadline_s)
         return "" if self._safe >= self.step else steps_lost(self._safe, self._failure)
 
     def close(self) -> None:
         """Let go of the writing thread."""
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+        self._checkpoints.close()
 
-    def _write(self, checkpoints: Checkpoints) -> None:
-        step, term, data_points = self.step, self.term, self.data_points
+    def _write(self) -> None:
+        checkpoints, step, term, data_points = self._checkpoints, self.step, self.term, self.data_points
         self._saved = step
 
         def written(entry: dict[str, Any]) -> None:
@@ -230,7 +219,8 @@ class Replica:
 
         checkpoints.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
-    def _wait(self, checkpoints: Checkpoints, now_s: Callable[[], float], deadline_s: float) -> None:
+    def _wait(self, now_s: Callable[[], float], deadline_s: float) -> None:
+        checkpoints = self._checkpoints
         checkpoints.poll()
         while checkpoints.busy:
             if now_s() > deadline_s:
@@ -246,7 +236,7 @@ class ReplicaReport:
 
     Like a server's (`servers.server.Reporter`), but for the time and for stale gradients, which workers count.
 
-    Keys: step, term, data_points_total, active_workers, num_gradients, commits, rejected, update_norm (L2, of
+    Keys: step, term, data_points_total, active_workers, num_gradients, commits, rejected (of a majority, by rank 0), update_norm (L2, of
     one update, the first since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer
     keeps them), learning_rate, collective_s and applying_s (seconds of the sums and of the updates; parts of what the
     process spends in `push`, so not sections of its time beside that), window_s.

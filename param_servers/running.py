@@ -215,7 +215,7 @@ def run_on_one_machine(
 
     def stop_or_orphaned(step: int, data_points: int) -> str | None:
         if given_up.value:
-            return "all workers have failed"
+            return "all workers or a server have failed, and none is started again here"
         return "the process that started this run is gone" if os.getppid() != parent else should_stop(step, data_points)
 
     def address_of(shard: int) -> tuple[str, int] | None:
@@ -324,7 +324,7 @@ def _run(
     timeouts: Timeouts,
 ) -> None:
     """Start all, wait for the servers, `end` the wait of workers that come late, wait for them; nobody is left behind.
-    Where all workers have failed, nobody is waited for: `give_up`.
+    Where all workers or a server have failed, which nobody starts again, nobody is waited for: `give_up`.
 
     How long a run trains is the user's affair, but not how long it takes to end: a server that has not when all
     workers or another server have ended, and its own timeouts are over, hangs.
@@ -335,8 +335,9 @@ def _run(
         while all(process.is_alive() for process in servers) and any(process.is_alive() for process in workers):
             _wait_for_one([*servers, *workers])
         why = "all workers" if all(process.is_alive() for process in servers) else "another server"
-        if given_up := all(process.exitcode for process in workers):
+        if given_up := all(process.exitcode for process in workers) or any(process.exitcode for process in servers):
             give_up()
+            end()
         if late := _still_alive(servers, timeouts.servers_end_s):
             hangs = f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}"
             raise RunBroken("; ".join([*_failed(worker=workers), hangs]))

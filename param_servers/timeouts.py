@@ -97,8 +97,9 @@ class Timeouts:
         """A rank: for the others in any other sum."""
         self.chief_silence_s = 2 * self.step_s
         """For a word of server 0, or of the chief."""
-        self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + self.disk_s + MARGIN_S
-        """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row."""
+        self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + 2 * self.disk_s + MARGIN_S
+        """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row: the
+        disk's for a checkpoint that is being published, and again for going back to it."""
         self.lane_s = max(self.answer_s, self.other_start_s) + 2 * self.step_s
         """Another lane of a worker: for a word of lane 0, which may be at its start or in any of its waits, and then in
         those for the other lanes."""
@@ -140,7 +141,7 @@ class Redial:
         seed: of the jitter.
     """
 
-    FIRST_S, LONGEST_S = 0.05, 2.0
+    FIRST_S, MOST_S = 0.05, 2.0
 
     def __init__(self, timeout_s: float, seed: int) -> None:
         self._timeout_s, self._reason = timeout_s, "no address known"
@@ -184,7 +185,7 @@ class Redial:
         if self._since_s is None:
             self._since_s = now_s
         self._next_s = now_s + self._wait_s * self._random.uniform(0.5, 1.0)
-        self._wait_s = min(self.LONGEST_S, self._wait_s * 2)
+        self._wait_s = min(self.MOST_S, self._wait_s * 2)
 
 
 class Restarts:

@@ -4,8 +4,8 @@
     python -m param_servers.benchmarks.exchange --exchange allreduce --workers 4          (loopback, no limit)
 
 Workers compute nothing, or sleep for --compute-ms, and push a constant gradient. With --rate-mbit each process is a
-host of its own in a network namespace (root). One JSON object a line: medians of worker 0, bytes and CPU-seconds of all
-processes.
+host of its own in a network namespace (root). One JSON object a line: medians of the steadiest worker, bytes and
+CPU-seconds of all processes.
 
 Other benchmarks make a `Case`, `run` it with workers that take their time, and read what the workers saw.
 """

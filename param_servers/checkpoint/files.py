@@ -2,7 +2,8 @@
 
     checkpoints/
         step-2000/
-            manifest.json                        written last: sizes and SHA-256 of all files, layout, step, data points
+            manifest.json                        written last: sizes and SHA-256 of all files and of itself, layout,
+                                                 step, data points
             shard-0-of-2.safetensors             "parameters" [n] and "optimizer.<name>" [n] or []
             shard-1-of-2.safetensors
 
@@ -124,9 +125,10 @@ def publish(
     """
     folder, final = _unfinished(directory, step, term), directory / f"step-{step}"
     with _deleted_if_it_fails(folder):
-        for stray in set(os.listdir(folder)) - {entry["file"] for entry in files}:
+        there, named = set(os.listdir(folder)), {str(entry["file"]) for entry in files}
+        for stray in there - named:
             (folder / stray).unlink()
-        if missing := sorted({str(entry["file"]) for entry in files} - set(os.listdir(folder))):
+        if missing := sorted(named - there):
             raise OSError(f"{folder} has no {', '.join(missing)}: all servers have to write into the same directory")
         manifest = {
             "format": FORMAT,
@@ -138,6 +140,7 @@ def publish(
             "fingerprint": plan.fingerprint,
             "files": sorted(files, key=lambda entry: str(entry["file"])),
         }
+        manifest |= {"sha256": _digest(manifest)}
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
         _sync(folder / "manifest.json")
         _sync(folder)
@@ -298,9 +301,17 @@ def _manifest(path: Path) -> dict[str, Any]:
                 raise CheckpointError(f"checkpoint {path.name} is torn: its manifest's {name} is no {kind.__name__}")
         for entry in manifest["files"]:
             str(entry["file"]), int(entry["bytes"]), str(entry["sha256"])
-        return dict(manifest)
-    except (*_NOT_THERE, ValueError, KeyError, TypeError) as error:
+    except (*_NOT_THERE, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
+    if manifest.get("sha256", _digest(manifest)) != _digest(manifest):  # older ones say nothing of themselves
+        raise CheckpointError(f"checkpoint {path.name} is torn: its manifest is not as it was written")
+    return dict(manifest)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of all that it says but for this."""
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _contents(path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:

@@ -15,6 +15,9 @@ from param_servers.config import ExchangeConfig
 from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
 from param_servers.wire.messages import Row
 
+MOST_RESTORES = 20
+"""In a row without a checkpoint written between them: whatever takes the servers apart so often, no step lasts."""
+
 
 class Coordinator:
     """Servers, patience, roll-backs and the end of one run. Every method returns the decisions that follow.
@@ -48,6 +51,8 @@ class Coordinator:
             max_staleness=config.max_staleness,
         )
         self.checkpointing = Checkpointing(self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved)
+        self._restores = 0
+        """Since a checkpoint was last written."""
         self._ready: set[int] = set()
         self._heard_s: dict[int, float] = {}
         self._since_s, self._patience_s = now_s, self._timeouts.join_s
@@ -122,8 +127,12 @@ class Coordinator:
         self.checkpointing.abandon()
         if self.checkpointing.busy:  # one is being published, and is gone back to when it is
             return []
-        self._ready.clear()
         term, (step, data_points) = self.term + 1, self.checkpointing.saved
+        self._restores += 1
+        if self._restores > MOST_RESTORES:
+            what = f"the servers went back to step {step} {MOST_RESTORES} times and never came to the next checkpoint"
+            return self.stop(what, now_s, failed=True)
+        self._ready.clear()
         lost = self.step - step
         self.steps.begin_term(term, step, data_points)
         note = Note("restored", f"term {term} begins at step {step}; {lost} committed steps are undone")
@@ -235,6 +244,7 @@ class Coordinator:
         if not self.checkpointing.done(step, error):
             return []
         note = Note("checkpoint", f"checkpoint of step {step} written")
+        self._restores = self._restores if error else 0
         if error:
             note = Note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
         if self.state == "restoring":

@@ -268,8 +268,10 @@ class StepCommits:
             member.uses(step)
         push = self.pushes.get(key)
         if push is None or push.sequence < row.sequence:
-            if key in self._complete:
-                return []
+            if key in self._complete:  # no client of ours does: the slices of its first are gone
+                del self._workers[row.worker]
+                self._forget(row.worker)
+                return [Expel(*key, f"it gave two gradients for step {self.step}")]
             push = self.pushes[key] = Push(row.sequence, step)
         if push.sequence != row.sequence or row.mark != Code.NONE:
             return []

@@ -121,6 +121,20 @@ def test_what_a_writer_that_was_killed_has_left_costs_the_next_checkpoint_no_roo
     local.close()
 
 
+def test_what_a_survivor_that_was_killed_has_left_goes_in_the_next_life(tmp_path):
+    config = ExchangeConfig(exchange="allreduce", num_workers=4, checkpoint_every_steps=2)
+    first = exchange(checkpoint_dir=tmp_path, exchange_config=config)
+    train(first, 2)
+    first.close()
+    term = read_manifest(find_newest(tmp_path))["term"]
+    (tmp_path / f"step-3.term-{term + 3}.tmp").mkdir()  # of rank 3, the first that was left
+    second = exchange(checkpoint_dir=tmp_path, exchange_config=config)
+    train(second, 2)
+    assert second.replica.finish() == ""
+    second.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-4"]
+
+
 def test_a_process_that_fails_leaves_all_its_steps_to_the_next_one(tmp_path):
     local = exchange(checkpoint_dir=tmp_path)
     train(local, 3)

@@ -83,6 +83,24 @@ def test_where_all_workers_fail_they_are_named_and_nobody_is_waited_for(good_ste
     assert time.monotonic() - began_s < 150
 
 
+def test_where_a_server_fails_the_others_do_not_wait_for_it_to_come_back() -> None:
+    def should_stop(step: int, data_points: int) -> None:
+        if step == 3:
+            raise KeyError("a slip of the user's")
+
+    began_s = time.monotonic()
+    with pytest.raises(RunBroken, match=r"server 0(, 1)? failed"):
+        train_on_one_machine(
+            torch.nn.Linear(3, 1),
+            loss,
+            OptimizerConfig(),
+            ExchangeConfig(exchange="servers", num_workers=2, num_servers=2, reconnect_timeout_s=300),
+            data_points=1,
+            should_stop=should_stop,
+        )
+    assert time.monotonic() - began_s < 150
+
+
 def test_workers_whose_exit_codes_come_after_the_end_of_their_pipes_have_failed_too() -> None:
     def fails_slowly(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
         os.closerange(3, 4096)  # as the kernel does when a process ends, a moment before the code

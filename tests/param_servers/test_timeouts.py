@@ -26,6 +26,7 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("answer_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for servers, then for their disks
     ("answer_s", ("join_s", "server_return_s", "disk_s"), NOTICE_S),  # a server is lost in the first step
     ("answer_s", ("step_s", "server_return_s", "disk_s"), NOTICE_S),  # a server is silent in a step
+    ("answer_s", ("step_s", "server_return_s", "disk_s", "disk_s"), NOTICE_S),  # and a checkpoint is being published
     ("lane_s", ("other_start_s", "step_s"), 0.0),  # lane 0 waits for the servers, then for another lane
     ("lane_s", ("answer_s", "step_s"), 0.0),  # lane 0 waits for an answer, then for another lane
     ("actor_answer_s", ("answer_s",), NOTICE_S),  # an actor's learner waits for its servers

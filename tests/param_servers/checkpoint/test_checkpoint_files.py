@@ -147,7 +147,10 @@ def test_what_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path: Path, monk
     assert save(tmp_path, plan, 2) == find_newest(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])
+DAMAGED = ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_manifest_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = save(tmp_path, plan_shards(LAYOUT, 1), 1)
     (path / "manifest.json").write_text(damage)
@@ -156,9 +159,34 @@ def test_a_damaged_manifest_is_one_clear_line(tmp_path: Path, damage: str) -> No
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ('"b"', '"d"'),
+        ('"data_points": 60', '"data_points": 62'),
+        ('"step": 6', '"step": 2'),
+        ('"term": 1', '"term": 1e999'),
+        ('"cuts"', '"cats"'),
+        ("bytes", "bites"),
+    ],
+)
+def test_a_manifest_with_one_letter_changed_is_torn_and_the_checkpoint_before_is_taken(
+    tmp_path: Path, said: str, instead: str
+) -> None:
+    plan, skipped = plan_shards(LAYOUT, 2), list[str]()
+    before, path = save(tmp_path, plan, 3), save(tmp_path, plan, 6)
+    text = (path / "manifest.json").read_text()
+    assert said in text
+    (path / "manifest.json").write_text(text.replace(said, instead))
+    assert find_newest(tmp_path, skipped.append) == before
+    (line,) = skipped
+    assert "checkpoint step-6 is torn" in line
+
+
 def test_a_manifest_that_lies_about_the_layout_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, plan_shards(LAYOUT, 1), 1)
     manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]  # as in those that were written before 2026-11-28
     manifest["layout"] = [["a", [3, 2]]]
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="torn"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from param_servers.config import ExchangeConfig
-from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.coordinator import MOST_RESTORES, Coordinator
 from param_servers.servers.step_commits import (
     Checkpoint,
     Commit,
@@ -79,7 +79,16 @@ def test_a_repeated_report_does_not_count_twice() -> None:
     coordinator = running()
     push(coordinator, 0, 1, 0)
     assert push(coordinator, 0, 1, 0) == []
-    assert push(coordinator, 0, 2, 0) == []  # nor may a complete push be replaced
+
+
+def test_a_worker_that_gives_two_gradients_for_a_step_is_expelled_and_neither_counts() -> None:
+    coordinator = running(num_shards=1)
+    push(coordinator, 0, 1, 0)
+    (expelled,) = push(coordinator, 0, 2, 0)  # the shard has replaced the first by it
+    assert (expelled.worker, expelled.incarnation) == (0, 0)
+    assert push(coordinator, 1, 1, 0) == []
+    (commit,) = push(coordinator, 2, 1, 0)
+    assert members(commit) == [1, 2]
 
 
 def test_a_rejected_push_is_replaced_by_the_next_one() -> None:
@@ -301,3 +310,17 @@ def test_a_worker_that_is_in_steps_again_counts_though_it_never_has_to_ask() -> 
     push(coordinator, 1, 1, coordinator.step, incarnation=2, now_s=now_s + 14.0)
     push(coordinator, 0, 9, coordinator.step, now_s=now_s + 14.0)
     assert coordinator.steps.num_gradients == 2
+
+
+def test_servers_that_go_back_again_and_again_without_a_checkpoint_between_end_the_run() -> None:
+    coordinator, now_s = running(workers=0, checkpoints=True, checkpoint_every_steps=1000), 1.0
+    for _ in range(2 * MOST_RESTORES):  # the link between them breaks in every step
+        now_s += 1.0
+        coordinator.server_left(1, now_s)
+        decisions = coordinator.server_joined(1, 0, now_s)
+        if coordinator.state != "restoring":
+            break
+        for shard in range(2):
+            coordinator.server_ready(shard, coordinator.term, now_s)
+    (stop,) = only(decisions, Stop)
+    assert stop.failed and f"went back to step 0 {MOST_RESTORES} times" in stop.reason
