@@ -236,10 +236,10 @@ class ReplicaReport:
 
     Like a server's (`servers.server.Reporter`), but for the time and for stale gradients, which workers count.
 
-    Keys: step, term, data_points_total, active_workers, num_gradients, commits, rejected (of a majority, by rank 0), update_norm (L2, of
-    one update, the first since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer
-    keeps them), learning_rate, collective_s and applying_s (seconds of the sums and of the updates; parts of what the
-    process spends in `push`, so not sections of its time beside that), window_s.
+    Keys: step, term, data_points_total, active_workers, num_gradients, commits, rejected (of a majority, by rank 0),
+    update_norm (L2, of one update, the first since the last report), first_moment_norm and second_moment_norm (L2,
+    where the optimizer keeps them), learning_rate, collective_s and applying_s (seconds of the sums and of the updates;
+    parts of what the process spends in `push`, so not sections of its time beside that), window_s.
     """
 
     def __init__(self, replica: Replica, on_report: OnReport, *, workers: int = 1) -> None:
