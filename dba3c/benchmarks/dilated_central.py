@@ -154,7 +154,7 @@ class _Bench:
         """When each update was done, from the end of the warm-up, and what the machine did meanwhile."""
         scene, costs, speed = self._scene, self._costs, self._scene.learner_cores
         half = scene.actors * scene.envs_per_actor // 2
-        batcher: Batcher[Any] = Batcher(half, self._dilation * INFERENCE_TIMEOUT_S)
+        batcher = Batcher(half, self._dilation * INFERENCE_TIMEOUT_S)
         policy = ZeroPolicy(lambda size: self._sleep(size * costs.inference_s / speed))
         store = UnrollStore(self._shape, scene.length_steps)
         service = InferenceService(self._secret, 0, policy, store, batcher, GROUPS)

@@ -25,7 +25,7 @@ from torch import Tensor
 from dba3c.algorithms.policies import Asked, Decision, Policy
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
-from dba3c.central.unrolls import GroupKey, UnrollStore
+from dba3c.central.unrolls import UnrollStore
 from dba3c.central.wire import GroupShape
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
@@ -250,7 +250,7 @@ def serve(name: str, actors: int, arguments: Arguments) -> tuple[Served, list[Pl
     num_envs, secret = arguments.envs_per_actor, secrets.token_hex(16).encode()
     shape = shape_of(name, num_envs // GROUPS)
     target = max(1, actors * num_envs // 2)
-    batcher: Batcher[GroupKey] = Batcher(target, arguments.timeout_ms / 1000)
+    batcher = Batcher(target, arguments.timeout_ms / 1000)
     policy = ZeroPolicy()
     service = InferenceService(secret, 0, policy, UnrollStore(shape, arguments.unroll_length), batcher, GROUPS)
     _, port = service.hub.listen("127.0.0.1")

@@ -9,7 +9,7 @@ from dba3c.central.inference_thread import Serving
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
-from dba3c.central.unrolls import GroupKey, UnrollStore
+from dba3c.central.unrolls import UnrollStore
 from dba3c.central.vtrace import ActorCriticTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
@@ -117,7 +117,7 @@ def build_serving(
     config, central, timeouts = process.config, process.config.central, process.config.exchange.timeouts
     actors = central.actors_of(process.rank, config.exchange.num_workers)
     half = max(1, len(actors) * central.envs_per_actor // 2)
-    batcher: Batcher[GroupKey] = Batcher(central.inference_batch or half, central.inference_timeout_ms / 1000)
+    batcher = Batcher(central.inference_batch or half, central.inference_timeout_ms / 1000)
     service = InferenceService(
         process.secret,
         process.rank,

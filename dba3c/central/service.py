@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,12 +32,11 @@ from param_servers.wire.handshake import Hello, Lives, Peer
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import HEADER_BYTES, Header, Kind, bytes_of
 
-Key = TypeVar("Key")
 MOST_ACTORS = 4096
 _LAST_WORDS_S = 2.0
 
 
-class Batcher(Generic[Key]):
+class Batcher:
     """Observations by group.
 
     Args:
@@ -48,8 +46,8 @@ class Batcher(Generic[Key]):
 
     def __init__(self, target: int, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
-        self._sizes: dict[Key, int] = {}
-        self._waiting: dict[Key, float] = {}
+        self._sizes: dict[GroupKey, int] = {}
+        self._waiting: dict[GroupKey, float] = {}
         """Arrival of each unanswered observation, oldest first."""
         self.queued = 0
         """Environments that wait for an answer."""
@@ -59,25 +57,25 @@ class Batcher(Generic[Key]):
         """Environments of all groups that have joined."""
         return sum(self._sizes.values())
 
-    def join(self, key: Key, size: int) -> None:
+    def join(self, key: GroupKey, size: int) -> None:
         """A group of ``size`` environments appeared; a second time it begins anew."""
         self.leave(key)
         self._sizes[key] = size
 
-    def leave(self, key: Key) -> None:
+    def leave(self, key: GroupKey) -> None:
         """A group is gone, with what it had in the batch. Harmless when it never was there."""
         if self._waiting.pop(key, None) is not None:
             self.queued -= self._sizes[key]
         self._sizes.pop(key, None)
 
-    def offer(self, key: Key, now_s: float) -> None:
+    def offer(self, key: GroupKey, now_s: float) -> None:
         """An observation of a joined group is here. Raises KeyError for a stranger, ValueError for a second one."""
         if key in self._waiting:
             raise ValueError(f"{key} offers a second observation before the first is answered")
         self.queued += self._sizes[key]
         self._waiting[key] = now_s
 
-    def waits(self, key: Key) -> bool:
+    def waits(self, key: GroupKey) -> bool:
         """Whether the group's observation is unanswered."""
         return key in self._waiting
 
@@ -90,7 +88,7 @@ class Batcher(Generic[Key]):
         oldest_s = next(iter(self._waiting.values()))
         return max(0.0, oldest_s + self.timeout_s - now_s)
 
-    def take(self, now_s: float) -> dict[Key, float]:
+    def take(self, now_s: float) -> dict[GroupKey, float]:
         """The due batch: groups and how long each waited, oldest first; empty when none is due."""
         if self.wait_s(now_s) != 0.0:
             return {}
@@ -153,7 +151,7 @@ class InferenceService:
         rank: int,
         policy: Policy,
         store: UnrollStore,
-        batcher: Batcher[GroupKey],
+        batcher: Batcher,
         groups_per_actor: int,
         on_event: Callable[[str, str], None] = lambda event, line: None,
         silence_timeout_s: float = 60.0,
