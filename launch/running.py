@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.config import TrainConfig
-from dba3c.errors import USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.resuming import refuse_another_run
 from dba3c.roles import PER_START
 from dba3c.runs.ending import STOP_COMMAND, before_the_first_update, note_end
-from dba3c.runs.files import checkpoint_steps, write_atomically
+from dba3c.runs.files import checkpoint_steps, is_there, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import parent_process
+from dba3c.runs.lock import NOBODY, taken_over
 from launch.cluster.launchers import TORCHRUN, LaunchPlace
 from launch.local.child import Child, describe_exit, raise_interrupt, taking_signals
 from launch.local.fork_server import ForkServer
@@ -102,6 +103,9 @@ def train(
                 finally:
                     why = note_end(folder, code, supervisor.cause)
                     metrics.close()
+            with suppress(UserError):  # of what cannot be looked at nothing is said
+                if code == 0 and not is_there(folder.path / "config.json"):
+                    code, why = RUN_TAKEN_OVER_EXIT, taken_over(folder.path, NOBODY)
             begun = code != 0 or max(checkpoint_steps(folder.checkpoints), default=0)
             reason = why if begun else f"{why}, {before_the_first_update(config)}"
             with suppress(OSError):
@@ -235,7 +239,7 @@ def first_incarnation(folder: RunFolder, rank: int) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         starts = int(json.loads(path.read_text())["starts"])
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # or torn by a crash: the lives are counted, too
         starts = 0
     starts = max(starts, folder.life_number())
     write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")

@@ -1,5 +1,6 @@
 """The exchange that a worker trains through, as the configuration names it; and the role of its servers."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from dba3c.runs.ending import StopRule
 from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.allreduce.mpi_horovod import HorovodCollective, MpiCollective
+from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
 from param_servers.layout import ShardPlan
 from param_servers.majority.exchange import MajorityExchange
@@ -88,6 +90,28 @@ def _audit(process: RunProcess) -> dict[str, Any]:
     return {"audit_path": process.folder.audit / "commits.jsonl", "life": process.folder.life_number()}
 
 
+def _address_until_server_0_leaves(process: RunProcess) -> Callable[[int], tuple[str, int] | None]:
+    """As `RunProcess.address_of`, but that a server 0 which has left is not dialled any more: a run may end before all
+    servers have met, and then it has told this one nothing.
+
+    Raises (when called):
+        RunStopped: it has left, and the run has ended as asked.
+        RunBroken: it has left because the run could not go on.
+    """
+    address_of, folder = process.address_of("server"), process.folder
+
+    def resolve(rank: int) -> tuple[str, int] | None:
+        try:
+            if process.rank and folder.has_left("server", 0):
+                reason = folder.stop_reason() or "server 0 has ended the run"
+                raise RunBroken(reason) if folder.has_failed() else RunStopped(reason)
+        except OSError:  # away for a while
+            return None
+        return address_of(rank)
+
+    return resolve
+
+
 def server(process: RunProcess) -> str:
     """Hold one shard of the parameters."""
     plan, parameters = initial_parameters(process.config)
@@ -96,12 +120,14 @@ def server(process: RunProcess) -> str:
         return ParameterServer(
             shard=process.rank,
             plan=plan,
-            resolve=process.address_of("server"),
+            resolve=_address_until_server_0_leaves(process),
             publish_address=process.publisher("server"),
             secret=process.secret,
             incarnation=process.incarnation,
             **_audit(process),
             **_duties(process, parameters, metrics),
         ).run()
+    except RunStopped as stopped:
+        return stopped.reason
     finally:
         metrics.close()

@@ -8,13 +8,13 @@ from dba3c.runs.files import is_there
 
 CURVE_FILE = "curve.csv"
 """Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
-FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
+FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit", "logs")
 SHOWN_RUNS = 3
 """As many are named where a folder of runs is taken for one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
 _PASSING = re.compile(r"\.{1,2}(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop|refused)\.json|DS_Store)")
 """Files that other ranks, earlier launches or the file system may have there before there is a run."""
-_REMAINS = ("checkpoints", "metrics", "observations")
+_REMAINS = ("checkpoints", "metrics", "observations", "logs")
 
 
 def runs_beneath(folder: Path) -> str:

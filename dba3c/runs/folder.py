@@ -88,6 +88,7 @@ class RunFolder:
                 text = config if isinstance(config, str) else json.dumps(config, indent=2)
                 write_atomically(folder / "config.json", text.rstrip("\n") + "\n")
             run.begin_life(**life)
+            lock.look_whether_deleted()  # it is there: from now on it can be missed
         except BaseException:
             lock.release()
             raise
@@ -279,11 +280,14 @@ class RunFolder:
         return self._parse("config.json")
 
     def meta(self) -> dict[str, Any]:
-        """meta.json as plain data, {} when there is none. Raises UserError when its lives are not a list of objects."""
+        """meta.json as plain data, {} when there is none. Raises UserError when its lives, or how one ended, are not
+        objects."""
         meta = self._parse("meta.json") if is_there(self.path / "meta.json") else {}
         lives = meta.get("lives", [])
         if not isinstance(lives, list) or not all(isinstance(life, dict) for life in lives):
             raise UserError(f"{self.path / 'meta.json'}: lives should be a list of objects")
+        if not all(isinstance(life.get("ended", {}), dict) for life in lives):
+            raise UserError(f"{self.path / 'meta.json'}: how a life ended should be an object")
         return meta
 
     def _write_meta(self, meta: Mapping[str, Any]) -> None:

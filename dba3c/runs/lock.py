@@ -270,11 +270,11 @@ class RunLock:
             if self._keeps:
                 # a full or absent file system: the next beat tries again
                 with contextlib.suppress(OSError, UserError):
-                    self._look_whether_deleted()
+                    self.look_whether_deleted()
                     if self.lost_to is None:
                         self._refresh()
 
-    def _look_whether_deleted(self) -> None:
+    def look_whether_deleted(self) -> None:
         """A run that was there, in a folder that is; where that is missing, or another's mount point, the file system
         may be away."""
         if is_there(self.folder / "config.json"):

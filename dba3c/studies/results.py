@@ -13,7 +13,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, refuse_a_run
 from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
-from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load, save_trial
+from dba3c.studies.study import Point, Run, Study, load, save_trial
 
 HOURS = "progress/hours"
 
@@ -106,8 +106,10 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
 
 
 def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> int:
-    """Copies what is worth committing of a study: its declaration and its runs, downsampled; returns how many runs."""
+    """Copies what is worth committing of a study: its declaration and its runs, downsampled; returns how many runs.
+    Raises UserError: another study is there."""
     study, copied = load(folder), 0
+    study.refuse_another(into)
     for run in study.runs(into):
         refuse_a_run(run.folder)
     with writing(into):
@@ -120,8 +122,7 @@ def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> i
             warn_on_stderr(f"{run.name}: {error}")
     if not copied:
         raise UserError(f"nothing of the study in {folder} could be copied")
-    with writing(Path(into) / STUDY_FILE):
-        (Path(into) / STUDY_FILE).write_text((Path(folder) / STUDY_FILE).read_text(encoding="utf-8"), encoding="utf-8")
+    study.save(into)
     for trial in study.points if study.search else ():
         save_trial(trial, into)
     return copied

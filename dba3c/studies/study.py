@@ -103,13 +103,16 @@ class Study:
             for point in self.points if points is None else points:
                 yield Run(point=point, seed=seed, folder=Path(folder) / point.name / f"seed-{seed}")
 
+    def refuse_another(self, folder: str | Path) -> Study:
+        """The study with what is declared of it in a folder already. Raises UserError where another one is."""
+        return self._added_to(load(folder), folder) if is_there(Path(folder) / STUDY_FILE) else self
+
     def save(self, folder: str | Path) -> None:
         """Declares the study in a folder; a folder that holds another one is refused.
 
         More points or seeds of the same study are added to what is there.
         """
-        path = Path(folder) / STUDY_FILE
-        declared = self._added_to(load(folder), folder) if path.exists() else self
+        path, declared = Path(folder) / STUDY_FILE, self.refuse_another(folder)
         tree = asdict(declared if self.search is None else replace(declared, points=()))
         if self.search is None:
             del tree["search"]

@@ -11,6 +11,7 @@ from dba3c.errors import UserError
 from dba3c.studies.figures import plot_runs
 from dba3c.studies.report import plot_metric, plot_study
 from dba3c.studies.results import commit_into
+from dba3c.studies.study import STUDY_FILE
 from launch.cli.options import parse
 
 
@@ -61,17 +62,17 @@ class PlotArguments:
 
 def plot(words: Sequence[str]) -> int:
     """dba3c plot STUDY, or dba3c plot RUN..."""
-    if not words or words[0].startswith("-") or not (Path(words[0]) / "study.json").exists():
+    if not any((Path(word) / STUDY_FILE).exists() for word in words if not word.startswith("-")):
         return _plot_runs(words)
     arguments = parse(PlotStudyArguments, words, "dba3c plot")
+    if arguments.x is not None and arguments.y is None:
+        raise UserError("--x goes with --y")
     if arguments.commit_into is not None:
         copied = commit_into(arguments.study, arguments.commit_into)
         print(f"{copied} runs copied to {arguments.commit_into}")
     if arguments.y is not None:
         print(*plot_metric(arguments.study, arguments.y, arguments.x, arguments.into), sep="\n")
         return 0
-    if arguments.x is not None:
-        raise UserError("--x goes with --y")
     print(*plot_study(arguments.study, arguments.into), sep="\n")
     return 0
 

@@ -23,6 +23,7 @@ from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
 from dba3c.resuming import changed_on_resume
 from dba3c.runs.ending import STOP_COMMAND
+from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from launch import rank, running
 from launch.cli.configuration import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
@@ -169,8 +170,12 @@ def watch(words: Sequence[str]) -> int:
     what = "Look at a live or finished run, on its machine or over a shared file system."
     run = parse(OneRun, words, "dba3c watch", what).run
     status = live_view.watch(run)
-    if ended := RunFolder(run).life().get("ended"):
+    folder = RunFolder(run)
+    if ended := folder.life().get("ended"):
         print(f"this run has {status}: {ended.get('reason')}")
+    elif status == "broken":
+        saved = max(checkpoint_steps(folder.checkpoints), default=0)
+        print(f"this run is broken, its launch is gone: dba3c resume {run} goes on from step {saved:,}")
     return 0 if status in ("live", "finished", "stopped") else 1
 
 

@@ -91,6 +91,11 @@ class SlurmShape:
             raise UserError("--colocated-servers without a server: a job with learners has none")
         if self.learner_cpus is not None and not self.learners:
             raise UserError("--learner-cpus without --learners")
+        for name in ("name", "account", "partition"):
+            if not getattr(self, name).isprintable():  # a new line would begin a command
+                raise UserError(f"--{name} {getattr(self, name)!r} has characters that a script cannot have there")
+        if "/" in self.name:
+            raise UserError(f"--name {self.name!r}: the job's output would go to a folder that may not be there")
         refuse_short(self.time, self.warning_s)
         self.topology()
 
@@ -204,6 +209,12 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
         several = {"exchange": "allreduce", "num_workers": shape.learners} if shape.learners > 1 else {}
         replace(said, given={**said.given, "mode": "central", **several}).config(shape.cpus_per_task)  # or refuses it
         return [topology.arithmetic()]
+    config = said.config(1)
+    if config.central.mode == "central":
+        raise UserError(
+            f"{shape.preset} trains by central inference: with --learners 1 a node of its own has the learner, and "
+            f"{shape.nodes} nodes × {shape.tasks_per_node} = {shape.nodes * shape.tasks_per_node} ranks are its actors"
+        )
     config = said.config(topology.ranks, cores_per_worker=shape.cpus_per_task)
     config = of_topology(replace_options(config, num_servers=topology.servers), topology, said)
     cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "
@@ -253,6 +264,13 @@ def _start_lines(shape: SlurmShape) -> list[str]:
 
 def sbatch(words: Sequence[str]) -> int:
     """``dba3c sbatch PRESET [OPTIONS]``: print the script."""
-    options = ["--preset", *words] if words and not words[0].startswith("-") else words
+    options = words
+    if words and not words[0].startswith("-"):
+        options = ["--preset", *words]
+        if any(word.partition("=")[0] == "--preset" for word in words):
+            raise UserError(
+                f"{words[0]} and --preset: a script has one of them; an environment can be said when it is submitted, "
+                f"DBA3C_ARGS='--env {words[0]}'"
+            )
     sys.stdout.write(script_text(parse(SlurmShape, options, "dba3c sbatch"), words))
     return 0

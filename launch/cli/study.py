@@ -80,8 +80,25 @@ def study(words: Sequence[str]) -> int:
         refuse_given(arguments, [each.name for each in fields(Shape)], what)
         if words[split + 1 :]:
             raise UserError(f"{shlex.join(words[split:])}: {what}")
-    declared = load(folder) if exists else declare(build(arguments.name, arguments, words[split + 1 :]), folder)
+    if exists:
+        declared = load(folder)
+        if arguments.name.replace("-", "_") != declared.kind:
+            raise UserError(f"{folder} holds the study {declared.kind}, not {arguments.name}")
+    else:
+        refuse_what_varies(build(arguments.name, arguments), words[split + 1 :])
+        declared = declare(build(arguments.name, arguments, words[split + 1 :]), folder)
     return go_on(declared, folder, arguments, f"dba3c study {declared.kind}")
+
+
+def refuse_what_varies(declared: Study, words: Sequence[str]) -> None:
+    """Raises UserError where words for every run name what differs between its points, or is of one run alone."""
+    said = parse_train(words)
+    if "seed" in said.given or "run_dir" in said.given or said.resume:
+        raise UserError("--seed, --run-dir and --resume are of one run: a study has --seeds and --into, and goes on")
+    points = [parse_train(point.words).given for point in declared.points]
+    for name in said.given.keys() & {name for given in points for name in given}:
+        if any(given.get(name) != points[0].get(name) for given in points):
+            raise UserError(f"--{name.replace('_', '-')} is what the study {declared.kind} varies: give --values")
 
 
 def declare(declared: Study, folder: Path) -> Study:

@@ -1,6 +1,7 @@
 """What this machine has for a run: the cores a process was given (by affinity, cgroup and Slurm), not those the machine
 has; threads and binding; and, before anything is started, whether what it needs is here."""
 
+import errno
 import importlib.util
 import os
 import resource
@@ -10,8 +11,10 @@ from collections.abc import Mapping
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.trackers import check_clients
+from dba3c.runs.folder import SECRET_VARIABLE
 from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores, multiplies_bfloat16
-from param_servers.wire.tcp_sockets import listen_address
+from param_servers.wire.handshake import check_secret
+from param_servers.wire.tcp_sockets import listen_address, open_listener
 
 FILES_OF_A_PROCESS = 64
 """Of its own, beside its links: libraries, logs, metrics, event loops."""
@@ -126,7 +129,8 @@ def check_machine(config: TrainConfig, processes: int) -> None:
 
     Raises:
         UserError: a tracker's client or a collective backend is not installed, `listen_host` is no address of this
-            host, several servers are to have one port, or too few files may be open.
+            host, the port is taken or several servers are to have one, or too few files may be open.
+        ConfigError: the environment's secret is too short.
     """
     check_clients(config.run.track)
     exchange = config.exchange
@@ -135,7 +139,9 @@ def check_machine(config: TrainConfig, processes: int) -> None:
         raise UserError("--collective-backend mpi needs mpi4py: pip install 'dba3c[mpi]'")
     if exchange.port and exchange.has_servers and exchange.num_servers > 1:
         raise UserError(f"{exchange.num_servers} servers cannot all listen on --port {exchange.port} of one machine")
-    check_listen_host(listen_address(exchange.listen_host, exchange.interface))
+    check_listen_host(listen_address(exchange.listen_host, exchange.interface), exchange.port)
+    if secret := os.environ.get(SECRET_VARIABLE):
+        check_secret(secret.encode())
     check_open_files(processes)
     if slow := slow_precision(config.network):
         warn_on_stderr(slow)
@@ -148,13 +154,13 @@ def slow_precision(network: NetworkConfig) -> str:
     return f"this processor has no instructions for {network.precision}, which may be much slower: --precision float32"
 
 
-def check_listen_host(host: str) -> None:
-    """Raise UserError where `host` is no address of this machine."""
+def check_listen_host(host: str, port: int = 0) -> None:
+    """Raise UserError where `host` is no address of this machine, or the port there is taken."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
+        open_listener(host, port, None).close()
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"--port {port} of {host} is taken: choose another, or 0 for any that is free") from error
         why = error.strerror or str(error)
         raise UserError(f"--listen-host {host} is no address of this host, {socket.gethostname()}: {why}") from error
 

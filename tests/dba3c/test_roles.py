@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dba3c import roles
+from dba3c.assembly.exchanges import server
 from dba3c.central.actor import actor
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
@@ -178,3 +179,23 @@ def test_the_lanes_of_a_worker_draw_differently_though_they_are_forks(
         with pytest.raises(RunStopped):
             worker._live(replace(process_of(folder), lane=lane), Lane(lane, 2, ()))
     assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1]
+
+
+TWO_SERVERS = replace_options(
+    TrainConfig(), env_id="CartPole-v1", network="mlp", exchange="servers", num_servers=2, num_workers=2
+)
+
+
+def test_a_server_that_never_met_server_0_ends_with_it(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", TWO_SERVERS.to_json()) as run:
+        run.request_stop("SIGINT")
+        run.note_left("server", 0)
+        assert server(RunProcess(run, TWO_SERVERS, rank=1, incarnation=0)) == "SIGINT"
+
+
+def test_a_server_that_never_met_a_server_0_that_could_not_go_on_has_failed_too(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", TWO_SERVERS.to_json()) as run:
+        run.request_stop("worker 0 did not come", failed=True)
+        run.note_left("server", 0)
+        with pytest.raises(RunBroken, match="worker 0 did not come"):
+            server(RunProcess(run, TWO_SERVERS, rank=1, incarnation=0))

@@ -54,6 +54,16 @@ def test_a_run_whose_terminal_is_closed_goes_on_and_ends_with_a_checkpoint_at_si
     assert saved_step(folder) > before + 20
 
 
+def test_a_run_whose_folder_was_deleted_does_not_end_well(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Run(*CORRIDOR, "--run-dir", str(folder), folder=folder) as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        folder.rename(tmp_path / "away")
+        run.signal(signal.SIGINT)
+        code, said = run.wait()
+    assert code == 4 and "was deleted: this launch has ended" in said
+
+
 def test_a_pipe_whose_reader_has_left_changes_neither_the_end_nor_the_exit_code(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     reader, its_end = os.pipe()

@@ -36,6 +36,17 @@ def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Pa
         assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [3 * PER_START, PER_START, PER_START]
 
 
+def test_a_count_of_starts_that_a_crash_has_torn_begins_at_the_lives(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        for torn in ("", "[]", '{"starts": null}'):
+            (folder.path / "logs" / "rank-0.json").write_text(torn)
+            assert first_incarnation(folder, 0) == 0
+        folder.end_life("stopped", "enough")
+    with RunFolder.launch(tmp_path / "run", None, resume=True) as folder:
+        (folder.path / "logs" / "rank-0.json").write_text("")
+        assert first_incarnation(folder, 0) == PER_START
+
+
 def chief_of(launch_id: str) -> LaunchPlace:
     return LaunchPlace(launcher="an indexed Kubernetes Job", world_size=3, launch_id=launch_id)
 

@@ -397,6 +397,22 @@ def test_a_resumed_run_forgets_why_it_was_stopped_and_who_listened(tmp_path):
         assert again.meta()["lives"][0]["stop_reason"] == "enough"
 
 
+def test_a_file_where_logs_should_be_is_refused_before_anything_is_changed(tmp_path):
+    finished_run(tmp_path / "run")
+    (tmp_path / "run" / "logs").rmdir()
+    (tmp_path / "run" / "logs").write_text("a file")
+    with pytest.raises(UserError, match="logs"):
+        RunFolder.launch(tmp_path / "run", None, resume=True)
+    assert RunFolder.open(tmp_path / "run").status() == "finished"
+
+
+def test_lives_that_no_launch_has_written_are_named(tmp_path):
+    run = finished_run(tmp_path / "run")
+    (run.path / "meta.json").write_text('{"lives": [{"ended": "today"}]}')
+    with pytest.raises(UserError, match="meta.json: how a life ended should be an object"):
+        run.life()
+
+
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write .*run: Not a directory"):

@@ -81,12 +81,20 @@ def test_a_run_that_somebody_deletes_is_lost_and_says_so(tmp_path, monkeypatch):
     run.release()
 
 
+def test_a_run_that_is_deleted_before_its_first_heartbeat_is_lost_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", -1.0)
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        run.lock.look_whether_deleted()
+        assert run.lock.lost_to is lock.NOBODY
+
+
 def test_a_lock_where_there_was_never_a_run_is_not_lost_with_one(tmp_path, monkeypatch):
     """As a Slurm job's script holds one, in a folder beside the run's."""
     monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.0)
     held = RunLock.acquire(tmp_path)
     for _ in range(3):
-        held._look_whether_deleted()
+        held.look_whether_deleted()
     assert held.lost_to is None
     held.release()
 
@@ -94,10 +102,10 @@ def test_a_lock_where_there_was_never_a_run_is_not_lost_with_one(tmp_path, monke
 def test_a_run_whose_file_system_is_away_is_not_taken_for_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.0)
     with RunFolder.create(tmp_path / "mount" / "run", {}) as run:
-        run.lock._look_whether_deleted()
+        run.lock.look_whether_deleted()
         (tmp_path / "mount").rename(tmp_path / "away")
         for _ in range(3):
-            run.lock._look_whether_deleted()
+            run.lock.look_whether_deleted()
         assert run.lock.lost_to is None
         (tmp_path / "away").rename(tmp_path / "mount")
 
@@ -105,11 +113,11 @@ def test_a_run_whose_file_system_is_away_is_not_taken_for_deleted(tmp_path, monk
 def test_a_run_folder_that_has_lost_its_mount_is_not_taken_for_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.0)
     with RunFolder.create(tmp_path / "run", {}) as run:
-        run.lock._look_whether_deleted()
+        run.lock.look_whether_deleted()
         run.lock._device += 1  # as if it had been another's
         (tmp_path / "run" / "config.json").rename(tmp_path / "config.json")
         for _ in range(3):
-            run.lock._look_whether_deleted()
+            run.lock.look_whether_deleted()
         assert run.lock.lost_to is None
 
 

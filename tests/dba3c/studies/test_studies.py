@@ -316,6 +316,22 @@ def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
     assert (tmp_path / "drawn" / "speed.svg").exists()
 
 
+def test_a_study_is_not_committed_over_another_one(study, tmp_path):
+    other = tmp_path / "other"
+    build("stragglers", Shape(values=(0, 1), seeds=1)).save(other)
+    before = (other / "study.json").read_bytes()
+    with pytest.raises(UserError, match="other already holds study stragglers"):
+        commit_into(study, other)
+    assert (other / "study.json").read_bytes() == before and [path.name for path in other.iterdir()] == ["study.json"]
+
+
+def test_a_study_is_drawn_wherever_its_options_stand_and_nothing_is_copied_before_they_are_read(study, tmp_path):
+    words = ["plot", "--into", str(tmp_path / "drawn"), "--y", "score/mean", str(study)]
+    assert main(words) == 0
+    assert main(["plot", str(study), "--x", "frames", "--commit-into", str(tmp_path / "copy")]) == 2
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_search_that_is_committed_has_its_trials(tmp_path, monkeypatch):
     searched(("breakout",), [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "whole")
     save_trial(Point(name="trial-000", words=("breakout", "--learning-rate", "1e-3")), tmp_path / "whole")

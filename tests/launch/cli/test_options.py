@@ -13,9 +13,7 @@ import pytest
 
 from dba3c.config import TrainConfig, option_names, replace_options, typed_options
 from dba3c.errors import UserError
-from dba3c.metrics import watch as live_view
 from dba3c.resuming import MAY_CHANGE, changed_on_resume, refuse_another_run
-from dba3c.runs.folder import RunFolder
 from launch.cli.evaluate import RecordArguments
 from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse, parse_resume, parse_train
@@ -359,33 +357,6 @@ def test_resume_as_one_of_several_ranks_names_what_ranks_run(
         monkeypatch.setenv(name, value)
     assert main(["resume", "RUN"]) == 2
     assert "mpirun started 4 ranks: let them run dba3c train" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])
-def test_watching_a_run_that_has_failed_ends_as_a_failure(tmp_path: Path, outcome: str, code: int) -> None:
-    with RunFolder.create(tmp_path / "run", TrainConfig().to_json()) as run:
-        run.end_life(outcome, "worker 0: it is full")
-    assert live_view.watch(run.path) == outcome
-    assert main(["watch", str(run.path)]) == code
-
-
-@pytest.mark.parametrize("words", ["train CartPole-v1 --run-dir", "resume", "watch", "stop", "plot"])
-def test_a_path_that_the_system_refuses_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "x" * 300
-    assert main([*words.split(), name]) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(rf"dba3c: (?:cannot read )?\S*{name}\S*: File name too long\n", said)
-
-
-def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(words: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("launch.cli.runs.train", interrupted)
-    assert main(["train", "CartPole-v1"]) == 130
-    assert capsys.readouterr().err == "dba3c: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from launch.cli.sbatch import SlurmShape, sbatch, script_text
 from launch.cluster.launchers import LaunchPlace
 from launch.slurm.controller import srun_command
 from launch.slurm.job import LostNodes
+from tests.integration.runs import refused
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 
@@ -67,6 +68,9 @@ def test_every_committed_script_is_there() -> None:
         ),
         ({"colocated_servers": True, "servers": 65}, "65 servers beside 64 workers: at most one beside each worker"),
         ({"colocated_servers": True, "nodes": 16, "learners": 1}, "--colocated-servers without a server"),
+        ({"name": "a/b"}, "--name 'a/b': the job's output would go to a folder"),
+        ({"name": "x\ntouch /tmp/y"}, "--name .* has characters that a script cannot have there"),
+        ({"account": "x\ny"}, "--account .* has characters that a script cannot have there"),
         ({"nodes": 16, "learners": 1, "servers": 4}, r"17 = 1 learner \+ 16 actors leave no rank for 4 servers"),
     ],
 )
@@ -80,6 +84,16 @@ def test_an_environment_that_is_none_is_refused_where_its_script_is_printed(lear
     """With learners it was printed, and the job failed on its nodes."""
     with pytest.raises(UserError, match="unknown environment NoSuchGame-v9"):
         script_text(SlurmShape(preset="NoSuchGame-v9", nodes=16, learners=learners), ())
+
+
+def test_what_trains_by_central_inference_is_refused_without_a_learner_with_the_arithmetic() -> None:
+    with pytest.raises(UserError, match=r"with --learners 1 .* 4 nodes × 2 = 8 ranks are its actors"):
+        script_text(SlurmShape(preset="impala", nodes=4, tasks_per_node=2), ())
+
+
+def test_an_environment_and_a_preset_are_refused_and_neither_is_trained_without_the_other(capsys) -> None:
+    words = ["sbatch", "ALE/Boxing-v5", "--preset", "atari", "--nodes", "4"]  # it printed a script that trains Pong
+    assert "DBA3C_ARGS='--env ALE/Boxing-v5'" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize("limit", ["4h", "1:2:3:4", "-1:00", "1-", "", "8:00\n", "soon"])

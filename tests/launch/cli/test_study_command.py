@@ -160,7 +160,7 @@ def test_a_job_array_has_a_task_for_each_run_and_the_nodes_of_the_largest(tmp_pa
 
 def test_a_bad_option_is_refused_before_anything_is_started(tmp_path, capsys):
     assert main(["study", "scaling", "--into", str(tmp_path / "study"), "--", "--learning-rat", "1"]) == 2
-    assert "point workers-1" in (told := capsys.readouterr().err) and "learning-rate" in told
+    assert "did you mean --learning-rate?" in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
 
 
@@ -180,3 +180,25 @@ def test_words_that_mean_nothing_to_a_study_are_refused(tmp_path, capsys, monkey
     build("scaling", Shape(values=(2,), seeds=1)).save(tmp_path / "studies" / "scaling")
     assert main(["study", "scaling", *words.split()]) == 2
     assert capsys.readouterr().err.startswith(f"dba3c: {why}")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--workers 2", "--num-workers is what the study scaling varies: give --values"),
+        ("--num-servers=3", "--num-servers is what the study scaling varies"),
+        ("--seed 7", "--seed, --run-dir and --resume are of one run"),
+        ("--run-dir elsewhere", "are of one run"),
+        ("--resume", "are of one run"),
+    ],
+)
+def test_words_for_every_run_change_nothing_that_its_points_differ_in(tmp_path, capsys, words, why):
+    asked = ["study", "scaling", "--values", "1", "2", "--into", str(tmp_path / "study"), "--", *words.split()]
+    assert main(asked) == 2
+    assert why in capsys.readouterr().err and not (tmp_path / "study").exists()
+
+
+def test_a_study_of_another_name_is_not_listed_for_it(tmp_path, capsys):
+    build("scaling", Shape(values=(1, 2), seeds=1)).save(tmp_path)
+    assert main(["study", "stragglers", "--into", str(tmp_path), "--list"]) == 2
+    assert "holds the study scaling, not stragglers" in capsys.readouterr().err

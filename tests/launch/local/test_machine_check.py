@@ -3,6 +3,7 @@
 import importlib.util
 import resource
 import shutil
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,22 @@ def test_an_address_of_another_host_is_refused(capsys):
 def test_one_port_for_several_servers_of_one_machine_is_refused(capsys):
     line = refused(capsys, "train", "breakout", "--servers", "2", "--workers", "2", "--port", "7000")
     assert "2 servers cannot all listen on --port 7000 of one machine" in line
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_port_that_is_taken_is_refused_before_there_is_a_run(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = ("train", "CartPole-v1", "--exchange", "servers", "--servers", "1", "--port", port)
+        assert f"--port {port} of 127.0.0.1 is taken" in refused(capsys, *words, "--run-dir", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_secret_that_could_be_guessed_is_refused_before_there_is_a_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DBA3C_SECRET", "short")
+    line = refused(capsys, "train", "CartPole-v1", "--run-dir", str(tmp_path / "run"))
+    assert "at least 16 bytes, got 5" in line and not (tmp_path / "run").exists()
 
 
 def test_a_full_disk_is_refused_with_its_arithmetic(tmp_path, monkeypatch):

@@ -1,0 +1,58 @@
+"""What any command does where the run, the folder or the user is gone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dba3c.config import TrainConfig
+from dba3c.metrics import watch as live_view
+from dba3c.runs.folder import RunFolder
+from launch.cli.main import main
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])
+def test_watching_a_run_that_has_failed_ends_as_a_failure(tmp_path: Path, outcome: str, code: int) -> None:
+    with RunFolder.create(tmp_path / "run", TrainConfig().to_json()) as run:
+        run.end_life(outcome, "worker 0: it is full")
+    assert live_view.watch(run.path) == outcome
+    assert main(["watch", str(run.path)]) == code
+
+
+def test_watching_a_run_whose_launch_is_gone_ends_as_a_failure_that_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunFolder.create(tmp_path / "run", TrainConfig().to_json()).release()
+    assert main(["watch", str(tmp_path / "run")]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"this run is broken, its launch is gone: dba3c resume {tmp_path / 'run'} goes on from step 0"
+
+
+def test_a_directory_that_was_deleted_under_the_user_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    command = f'mkdir {gone}; cd {gone}; rmdir {gone}; PYTHONPATH={Path.cwd()} "{sys.executable}" -m launch plot x'
+    said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr) == (2, "dba3c: the current directory was deleted: cd to one that is there\n")
+
+
+@pytest.mark.parametrize("words", ["train CartPole-v1 --run-dir", "resume", "watch", "stop", "plot"])
+def test_a_path_that_the_system_refuses_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x" * 300
+    assert main([*words.split(), name]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"dba3c: (?:cannot read )?\S*{name}\S*: File name too long\n", said)
+
+
+def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launch.cli.runs.train", interrupted)
+    assert main(["train", "CartPole-v1"]) == 130
+    assert capsys.readouterr().err == "dba3c: interrupted\n"
