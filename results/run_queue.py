@@ -132,8 +132,8 @@ not normalise images then."""
 
 
 def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Entry:
-    goal = {"Pong": "20", "Boxing": "98"}[game]
-    words = (f"ALE/{game}-v5", "--preset", "breakout", *RECIPES[name], "--stop-score", goal)
+    env_id = f"ALE/{game}-v5"
+    words = (env_id, "--preset", "breakout", *RECIPES[name], "--stop-score", f"{GOALS[env_id]:g}")
     return Entry(topic="recipes", name=f"{name}-{game}", seed=seed, core_hours=core_hours, words=words)
 
 
@@ -250,6 +250,10 @@ QUEUE: tuple[Entry, ...] = (
     batch_ppo(2880, 1e-3, core_hours=6.0),
     breakout(1, core_hours=2.0),
     *(forgetful("0.9", seed) for seed in (0, 3)),
+    *(
+        recipe("nstep-normalized", name, core_hours=1.5)  # which says what `atari` shall be, before its runs are made
+        for name in ("Assault", "StarGunner", "Seaquest", "SpaceInvaders")
+    ),
     game("ALE/Pong-v5"),
     recipe("vtrace", "Pong"),
     game("ALE/Boxing-v5"),
