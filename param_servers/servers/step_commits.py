@@ -269,7 +269,7 @@ class StepCommits:
         push = self.pushes.get(key)
         if push is None or push.sequence < row.sequence:
             if key in self._complete:  # no client of ours does: the slices of its first are gone
-                del self._workers[row.worker]
+                self._workers.pop(row.worker, None)  # it may have left, and come back
                 self._forget(row.worker)
                 return [Expel(*key, f"it gave two gradients for step {self.step}")]
             push = self.pushes[key] = Push(row.sequence, step)
