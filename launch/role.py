@@ -29,6 +29,7 @@ from dba3c.errors import (
     UserError,
 )
 from dba3c.own_code import ANYTHING
+from dba3c.recording.cameras import check_filmable
 from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES, FolderUnreadable
 from dba3c.runs.files import checkpoint_steps
@@ -174,6 +175,8 @@ def check(words: Sequence[str]) -> int:
         check_own_code(config)
         if config.central.mode == "central":
             check_trainable(replace_options(config, device="cpu"))
+        if config.run.recorders:
+            check_filmable(config.environment)
         check_disk(Path(run_dir), parameters, config.exchange.checkpoints_kept)
     except (UserError, ConfigError, CheckpointError, ParamServersError) as error:
         Path(why_not).write_bytes(" ".join(str(error).split()).encode("utf-8", "surrogateescape"))

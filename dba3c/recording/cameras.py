@@ -14,7 +14,7 @@ the frame skip and no resizing: its screens are the game's, flicker removed by t
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -91,6 +91,15 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
         action_names=[str(action) for action in numbered],
         pictures=(lambda observation: [_rendered(config.env_id, made[0])]) if draws else _shown(environments),
     )
+
+
+def check_filmable(config: EnvironmentConfig) -> None:
+    """Raise UserError where no picture comes: there is nothing to look at, or what draws it is not installed."""
+    camera = make_camera(replace(config, normalize_observations=False), 0)
+    try:
+        camera.pictures(camera.environments.reset())
+    finally:
+        camera.environments.close()
 
 
 def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:

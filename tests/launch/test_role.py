@@ -121,6 +121,16 @@ def test_what_a_learner_cannot_be_is_said_before_the_run_has_a_folder(said: str,
     assert not why or (tmp_path / "why").read_text().endswith(why)
 
 
+def test_what_cannot_be_filmed_is_said_before_the_run_has_a_folder(tmp_path: Path) -> None:
+    why = "cannot be filmed: it was made without render_mode='rgb_array'"
+    for recorders, code in ((1, 2), (0, 0)):
+        config = replace_options(
+            TrainConfig(), env_id="tests.integration.games:make_corridor", network="mlp", recorders=recorders
+        )
+        assert role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why")]) == code
+    assert why in (tmp_path / "why").read_text() and not (tmp_path / "run").exists()
+
+
 def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_games_of_an_earlier_one(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
