@@ -109,7 +109,7 @@ def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> i
     """Copies what is worth committing of a study: its declaration and its runs, downsampled; returns how many runs.
     Raises UserError: another study is there."""
     study, copied = load(folder), 0
-    study.refuse_another(into)
+    study.joined_with(into)  # or another one is refused
     for run in study.runs(into):
         refuse_a_run(run.folder)
     with writing(into):

@@ -103,7 +103,7 @@ class Study:
             for point in self.points if points is None else points:
                 yield Run(point=point, seed=seed, folder=Path(folder) / point.name / f"seed-{seed}")
 
-    def refuse_another(self, folder: str | Path) -> Study:
+    def joined_with(self, folder: str | Path) -> Study:
         """The study with what is declared of it in a folder already. Raises UserError where another one is."""
         return self._added_to(load(folder), folder) if is_there(Path(folder) / STUDY_FILE) else self
 
@@ -112,7 +112,7 @@ class Study:
 
         More points or seeds of the same study are added to what is there.
         """
-        path, declared = Path(folder) / STUDY_FILE, self.refuse_another(folder)
+        path, declared = Path(folder) / STUDY_FILE, self.joined_with(folder)
         tree = asdict(declared if self.search is None else replace(declared, points=()))
         if self.search is None:
             del tree["search"]
