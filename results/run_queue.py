@@ -251,7 +251,7 @@ QUEUE: tuple[Entry, ...] = (
     breakout(1, core_hours=2.0),
     *(forgetful("0.9", seed) for seed in (0, 3)),
     *(
-        recipe("nstep-normalized", name, core_hours=1.5)  # which says what `atari` shall be, before its runs are made
+        recipe("nstep-normalized", name)  # which says what `atari` shall be, before its runs are made
         for name in ("Assault", "StarGunner", "Seaquest", "SpaceInvaders")
     ),
     game("ALE/Pong-v5"),
