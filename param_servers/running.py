@@ -224,19 +224,20 @@ def run_on_one_machine(
         return (host, ports[shard]) if ports[shard] else None
 
     def serve(shard: int) -> None:
-        ParameterServer(
-            shard=shard,
-            plan=plan,
-            initial_parameters=initial_parameters,
-            optimizer_config=optimizer_config,
-            exchange_config=exchange_config,
-            resolve=address_of,
-            secret=secret,
-            publish_address=lambda _, port: operator.setitem(ports, shard, port),
-            checkpoint_dir=checkpoints,
-            should_stop=stop_or_orphaned,
-            on_event=on_event,
-        ).run()
+        with contextlib.suppress(RunStopped):  # another server has failed, and is dialled no more
+            ParameterServer(
+                shard=shard,
+                plan=plan,
+                initial_parameters=initial_parameters,
+                optimizer_config=optimizer_config,
+                exchange_config=exchange_config,
+                resolve=address_of,
+                secret=secret,
+                publish_address=lambda _, port: operator.setitem(ports, shard, port),
+                checkpoint_dir=checkpoints,
+                should_stop=stop_or_orphaned,
+                on_event=on_event,
+            ).run()
 
     def work(rank: int) -> None:
         exchange = ServersExchange(

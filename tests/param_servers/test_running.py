@@ -89,7 +89,7 @@ def test_where_a_server_fails_the_others_do_not_wait_for_it_to_come_back() -> No
             raise KeyError("a slip of the user's")
 
     began_s = time.monotonic()
-    with pytest.raises(RunBroken, match=r"server 0(, 1)? failed"):
+    with pytest.raises(RunBroken, match="^server 0 failed$"):
         train_on_one_machine(
             torch.nn.Linear(3, 1),
             loss,
