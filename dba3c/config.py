@@ -92,8 +92,7 @@ class RunConfig:
     """End after this many hours of wall clock in one life."""
 
     max_core_hours: float | None = option(None, above=0)
-    """End after this much processor time of all the run's processes, over all its lives, in hours; environments that
-    are processes of their own are not counted."""
+    """End after this much processor time of all the run's processes, over all its lives, in hours."""
 
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
+from dba3c.metrics.processor_time import ProcessorTime
 from dba3c.metrics.registry import Reduced
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
@@ -101,7 +102,7 @@ class MetricsWriter:
         self._step = 0
         self._opened_s = time.monotonic()
         self._recorded_s = dict.fromkeys(self._windows, self._opened_s)
-        self._cpu_s = time.process_time()
+        self._processor_time = ProcessorTime()
         self._lock = threading.Lock()
 
     @classmethod
@@ -197,8 +198,7 @@ class MetricsWriter:
         are not the run's: in Python it is in the caller's own process."""
         if self._identity["role"] == "launcher":
             return 0.0
-        before_s, self._cpu_s = self._cpu_s, time.process_time()
-        return round(self._cpu_s - before_s, 3)
+        return round(self._processor_time.take(), 3)
 
     def _append(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         self._waiting.append({"kind": kind, "time_s": round(time.time(), 3), "step": step, **self._identity, **fields})

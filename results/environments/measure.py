@@ -12,7 +12,6 @@ table of ``README.md``.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -31,6 +30,7 @@ from dba3c.environments.config import EnvironmentConfig, atari_games
 from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
+from dba3c.metrics.processor_time import ProcessorTime
 from dba3c.studies.page import facts, made_by, markdown, renew
 
 _SEED = 1
@@ -161,28 +161,10 @@ def through_factory(config: EnvironmentConfig, num_envs: int) -> Stepper:
 def measure(stepper: Stepper, count: int) -> Rate:
     """`count` steps of all environments, after a tenth of that as warm-up."""
     _step(stepper, max(1, count // 10))
-    wall_s, cpu_s = time.perf_counter(), _cpu_s()
+    began_s, processor_time = time.perf_counter(), ProcessorTime()
     _step(stepper, count)
-    steps = count * len(stepper.actions[0])
-    return Rate(steps / (time.perf_counter() - wall_s), steps / max(_cpu_s() - cpu_s, 1e-9))
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and its living descendants (ViZDoom's engines are processes)."""
-    ticks, pids = 0, _children(Path("/proc/self"))
-    while pids:
-        process = Path("/proc") / pids.pop()
-        try:
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])  # utime and stime, fields 14 and 15 of proc(5)
-            pids += _children(process)
-        except OSError:  # it ended meanwhile
-            continue
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _children(process: Path) -> list[str]:
-    return [pid for task in (process / "task").glob("*/children") for pid in task.read_text().split()]
+    processor_s, steps = processor_time.take(), count * len(stepper.actions[0])
+    return Rate(steps / (time.perf_counter() - began_s), steps / max(processor_s, 1e-9))
 
 
 def _step(stepper: Stepper, count: int) -> None:

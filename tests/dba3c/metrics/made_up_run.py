@@ -1,7 +1,7 @@
 """Run folders for tests, written by the real writer on a made-up clock."""
 
 from dba3c.environments.protocol import Episode
-from dba3c.metrics import writer as metrics
+from dba3c.metrics import processor_time, writer
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 
@@ -10,7 +10,7 @@ CONFIG = {"environment": {"env_id": "ALE/Breakout-v5"}, "run": {"stop_score": 30
 
 
 class Clock:
-    """Stands in for the time module of dba3c.metrics.writer; moves when told to."""
+    """Stands in for the time module of who writes metrics; moves when told to."""
 
     def __init__(self, now_s=START_S):
         self.now_s = now_s
@@ -19,6 +19,10 @@ class Clock:
         return self.now_s
 
     monotonic = perf_counter = process_time = time
+
+    def tells_writers(self, patched):
+        for module in (writer, processor_time):
+            patched.setattr(module, "time", self)
 
 
 def step_values(late=False, **others):
@@ -56,7 +60,7 @@ def made_up_run(
     each tenth step."""
     clock = Clock()
     with monkeypatch.context() as patched:
-        patched.setattr(metrics, "time", clock)
+        clock.tells_writers(patched)
         run = RunFolder.create(path, config, cores=workers)
         set_lives(run, (START_S, START_S + seconds if finished else None, workers))
         worker_writers = [MetricsWriter(run, "worker", rank) for rank in range(workers)]

@@ -13,7 +13,6 @@ from dba3c.config import RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode, Experience
 from dba3c.errors import UserError
-from dba3c.metrics import writer as metrics
 from dba3c.metrics.charts import Point, points_of
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.roles import RunProcess
@@ -32,7 +31,7 @@ def clock(monkeypatch):
     """A clock that only moves when told to."""
 
     clock = Clock(100.0)
-    monkeypatch.setattr(metrics, "time", clock)
+    clock.tells_writers(monkeypatch)
     return clock
 
 

@@ -9,7 +9,6 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit
@@ -26,7 +25,7 @@ def run_with_times(path, monkeypatch, times_s, window_s=0.0, timed=True):
     """One worker whose n-th gradient of 160 data points took times_s[n]."""
     clock = Clock()
     with monkeypatch.context() as patched:
-        patched.setattr(metrics, "time", clock)
+        clock.tells_writers(patched)
         run = RunFolder.create(path, CONFIG)
         with_window = MetricsWriter(run, "worker", 0, window_s=window_s)
         for step, seconds in enumerate(times_s, start=1):
@@ -68,7 +67,7 @@ def test_what_servers_do_is_calibrated_too(tmp_path, monkeypatch):
 def test_the_lanes_of_a_worker_make_one_gradient_of_all_their_data_points(tmp_path, monkeypatch):
     clock = Clock()
     with monkeypatch.context() as patched, RunFolder.create(tmp_path / "run", CONFIG) as run:
-        patched.setattr(metrics, "time", clock)
+        clock.tells_writers(patched)
         lanes = [MetricsWriter(run, "worker", 0, lane=lane) for lane in range(2)]
         server = MetricsWriter(run, "server", 0)
         counted = {name: step_values()[name] for name in ("accepted", "dropped")}
