@@ -230,6 +230,8 @@ def work_of(arguments: SimulateArguments, calibration: Calibration | None) -> Wo
         straggler_probability=_either(arguments.straggler_probability, known.compute.straggler_probability),
         straggler_slowdown=_either(arguments.straggler_slowdown, slowdown),
     )
+    if arguments.straggler_slowdown is not None and not compute.straggler_probability:
+        raise UserError("--straggler-slowdown changes nothing while nobody is late: say --straggler-probability, too")
     return Work(
         model_bytes=_either(arguments.megabytes, known.model_bytes / 1e6) * 1e6,
         compute=compute,

@@ -146,6 +146,11 @@ def test_the_command_prints_a_table_over_servers_and_backups_and_says_that_it_is
     assert "--bandwidth-gbit must be greater than 0" in capsys.readouterr().err
 
 
+def test_how_late_stragglers_are_means_nothing_while_nobody_is(capsys):
+    assert main(["simulate", "--straggler-slowdown", "5"]) == 2
+    assert "say --straggler-probability, too" in capsys.readouterr().err
+
+
 def test_more_servers_are_advised_only_where_they_help():
     work = Work(model_bytes=1.33e6, compute=ComputeTimes(mean_s=0.1), data_points=32)
     fast = best(options(Cluster(bytes_per_s=1.25e11), work, 64, [1, 2, 4, 8], [0], steps=5))
