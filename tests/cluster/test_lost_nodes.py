@@ -76,13 +76,13 @@ def test_a_replacement_that_is_cancelled_alone_is_replaced_and_does_not_end_the_
 
 
 def test_a_server_that_does_not_come_back_ends_the_run_with_one_line(small_cluster: Cluster, tmp_path: Path) -> None:
-    args = f"{ENDLESS} --servers 2 --backup-workers 0 --reconnect-timeout-s 90"
+    args = f"{ENDLESS} --servers 2 --backup-workers 0 --reconnect-timeout-s 30"
     job = small_cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=5", args=args)
     job.wait_for_commits(10)
     small_cluster.kill_node(job.nodes()[1])
     end = job.wait_for_end()
     assert (end["JobState"], end["ExitCode"]) == ("FAILED", "1:0"), job.output
-    assert "server 1 did not come within 90 s" in job.output.splitlines()[-1]
+    assert "server 1 did not come within 30 s" in job.output.splitlines()[-1]
     assert list((job.run_dir / "checkpoints").glob("step-*/manifest.json"))
 
 

@@ -66,7 +66,7 @@ def test_the_paper_s_71_nodes(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_time_limit_s_warning_checkpoints_requeues_and_the_next_life_goes_on(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    limit = ("--nodes=6", "--time=8", "--signal=B:USR1@300")
+    limit = ("--nodes=6", "--time=8", "--signal=B:USR1@360")
     job = cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=f"{ENDLESS} --servers 2 --backup-workers 1")
     job.wait_until(lambda: "requeueing" in job.output, "the requeue before the limit")
     first_life = job.commits()[-1]["step"]
