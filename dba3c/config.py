@@ -226,6 +226,7 @@ RETIRED_OPTIONS = (
     ("exchange", "transport", "tcp"),
     ("exchange", "wire_dtype", "float32"),
     ("exchange", "when_workers_lost", "shrink"),
+    *(("exchange", "sharding", sharding) for sharding in ("even_bytes", "greedy_by_tensor")),  # the same parameters
     *(("environment", f"dmlab_{name}", None) for name in ("level_cache", "dataset", "home")),
     *(("central", "inference_thread", thread) for thread in ("own", "shared")),  # shared: the same, but slower
 )

@@ -6,7 +6,6 @@ A schedule is a setting that changes as training goes on, written as short text:
 
     7e-4, constant:7e-4            always 7e-4
     linear:7e-4->0@20e6            a straight line from 7e-4 to 0 at 20 million data points, then constant
-    piecewise:1e-3@0,5e-4@1e6      1e-3 from 0 data points on, 5e-4 from 1 million on
 
 A data point is one agent step that entered an update. `parse_schedule(str(schedule)) == schedule`, exactly.
 """
@@ -16,11 +15,9 @@ import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from param_servers.errors import ConfigError
-from param_servers.layout import Sharding
 from param_servers.timeouts import LONGEST_S, Timeouts
 
 BOUNDS = {
@@ -81,44 +78,37 @@ def refusal_of_unread(options: Iterable[Field[Any]], values: Mapping[str, object
     return ""
 
 
-FORMS = "7e-4, constant:7e-4, 'linear:7e-4->0@20e6' (quoted in a shell) or piecewise:1e-3@0,5e-4@1e6"
-Point = tuple[float, float]  # (data points, value)
+FORMS = "7e-4, constant:7e-4 or 'linear:7e-4->0@20e6' (quoted in a shell)"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A value as a function of data points; make one with `parse_schedule`.
+    """A value as a function of data points: `end` from `horizon` on; make one with `parse_schedule`."""
 
-    `points` are (data points, value) with growing data points, the first at 0.
-    """
-
-    kind: Literal["constant", "linear", "piecewise"]
-    points: tuple[Point, ...]
+    start: float
+    end: float
+    horizon: float = 0.0
 
     def __call__(self, data_points: int | float) -> float:
-        if self.kind == "linear":
-            (_, start), (horizon, end) = self.points
-            return end if data_points >= horizon else start + (end - start) * (data_points / horizon)
-        return [value for since, value in self.points if since <= max(data_points, 0)][-1]
+        after = data_points >= self.horizon
+        return self.end if after else self.start + (self.end - self.start) * (data_points / self.horizon)
 
     def __str__(self) -> str:
-        if self.kind == "constant":
-            return f"constant:{_text(self.points[0][1])}"
-        if self.kind == "linear":
-            (_, start), (horizon, end) = self.points
-            return f"linear:{_text(start)}->{_text(end)}@{_text(horizon)}"
-        return "piecewise:" + ",".join(f"{_text(value)}@{_text(since)}" for since, value in self.points)
+        if not self.horizon:
+            return f"constant:{_text(self.end)}"
+        return f"linear:{_text(self.start)}->{_text(self.end)}@{_text(self.horizon)}"
 
 
 def parse_schedule(text: str | float) -> Schedule:
     """Parse one of the forms above; a number is a constant.
 
     Raises:
-        ConfigError: text of another form, a value that is not finite, or data points that do not grow from 0.
+        ConfigError: text of another form, a value that is not finite, or an end at no data points.
     """
     kind, _, rest = str(text).strip().rpartition(":")
     if kind in ("", "constant"):
-        return Schedule("constant", ((0.0, _number(rest, text)),))
+        value = _number(rest, text)
+        return Schedule(value, value)
     if kind == "linear":
         found = re.fullmatch(r"(.+)->(.+)@(.+)", rest)
         if found is None:
@@ -126,16 +116,7 @@ def parse_schedule(text: str | float) -> Schedule:
         start, end, horizon = (_number(part, text) for part in found.groups())
         if horizon <= 0:
             raise _bad(text, "a linear schedule must end after 0 data points")
-        return Schedule("linear", ((0.0, start), (horizon, end)))
-    if kind == "piecewise":
-        pieces = [piece.split("@") for piece in rest.split(",")]
-        if any(len(piece) != 2 for piece in pieces):
-            raise _bad(text, "each piece needs value@data_points")
-        points = tuple((_number(since, text), _number(value, text)) for value, since in pieces)
-        data_points = [since for since, _ in points]
-        if data_points[0] != 0 or any(a >= b for a, b in pairwise(data_points)):
-            raise _bad(text, "pieces must start at 0 data points and grow")
-        return Schedule("piecewise", points)
+        return Schedule(start, end, horizon)
     raise _bad(text, f"unknown kind {kind!r}")
 
 
@@ -172,7 +153,7 @@ class OptimizerConfig:
     """Update rule, as in torch.optim; momentum is SGD with momentum."""
 
     learning_rate: str = option("7e-4", short="lr")
-    """Schedule over data points: 7e-4, linear:7e-4->0@20e6 or piecewise:1e-3@0,5e-4@1e6."""
+    """Schedule over data points: 7e-4 or linear:7e-4->0@20e6."""
 
     beta1: float = option(0.9, least=0, below=1, optimizer="adam")
     """adam: decay of the mean of gradients."""
@@ -198,7 +179,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "learning_rate", str(parse_schedule(self.learning_rate)))
-        if min(value for _, value in self.schedule.points) < 0:  # it would climb
+        if min(self.schedule.start, self.schedule.end) < 0:  # it would climb
             raise ConfigError(f"learning_rate must never be less than 0, got {self.learning_rate}")
 
     @property
@@ -229,9 +210,6 @@ class ExchangeConfig:
 
     num_servers: int = option(1, least=1, short="servers", exchange="servers async")
     """servers, async: processes that hold one shard of the parameters each."""
-
-    sharding: Sharding = option("even_bytes", exchange="servers async")
-    """How parameters are cut into shards: by even bytes, or greedily with whole tensors."""
 
     max_staleness: int | None = option(None, least=0, exchange="async")
     """async: steps by which a gradient may be late and still count. None: any."""

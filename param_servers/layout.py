@@ -1,9 +1,7 @@
 """Where each tensor of a model lives in the one flat float32 buffer that is exchanged, and which server owns what.
 
-The buffer is the tensors laid end to end in the layout's order, without padding. The order is free, so that any
-sharding is this layout plus cut points: every shard is one contiguous slice. `even_bytes` cuts anywhere, so that every
-server carries the same load. `greedy_by_tensor` keeps tensors whole, as the 2017 system did: the largest tensor first,
-each to the server that has the fewest bytes so far.
+The buffer is the tensors laid end to end in the layout's order, without padding. It is cut anywhere, so that every
+server carries the same load: every shard is one contiguous slice.
 """
 
 from __future__ import annotations
@@ -14,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from param_servers.errors import ConfigError
 
 if TYPE_CHECKING:  # settings and launchers import this module, and torch costs them seconds and a hundred megabytes
     from torch import Tensor, nn
 
-Sharding = Literal["even_bytes", "greedy_by_tensor"]
 _NAMED = 4
 """Of tensors that differ."""
 
@@ -56,13 +53,6 @@ class FlatLayout:
         """Layout of a module's parameters, in the order of `named_parameters()`. Buffers are not exchanged."""
         return cls.of([(name, parameter.shape) for name, parameter in module.named_parameters()])
 
-    def reordered(self, order: Sequence[str]) -> FlatLayout:
-        """The same tensors in another order of their names."""
-        shapes = dict(zip(self.names, self.shapes, strict=True))
-        if sorted(order) != sorted(shapes):
-            raise ConfigError("the order of a layout must name each of its tensors exactly once")
-        return FlatLayout.of([(name, shapes[name]) for name in order])
-
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Elements of each tensor."""
@@ -90,23 +80,15 @@ class FlatLayout:
         parts = zip(self.names, self.shapes, self.offsets, self.sizes, strict=True)
         return {name: flat[start : start + size].view(shape) for name, shape, start, size in parts}
 
-    def in_order_of(self, other: FlatLayout, flat: Tensor) -> Tensor:
-        """A buffer [P] of this layout in the order of another one of the same tensors.
-
-        Raises:
-            ConfigError: they are not the same; those that differ are named.
-        """
-        import torch
-
-        if other.names == self.names and other.shapes == self.shapes:
-            return flat
+    def refuse_another(self, other: FlatLayout) -> None:
+        """Raise ConfigError where another layout has other tensors, or another order; those that differ are named."""
+        if other == self:
+            return
         here, there = (dict(zip(each.names, each.shapes, strict=True)) for each in (other, self))
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        if differing:
-            named = "; ".join(_difference(name, here.get(name), there.get(name)) for name in differing[:_NAMED])
-            raise ConfigError(named + (f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""))
-        views = self.views(flat)
-        return torch.cat([views[name].reshape(-1) for name in other.names])
+        named = "; ".join(_difference(name, here.get(name), there.get(name)) for name in differing[:_NAMED])
+        more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+        raise ConfigError(named + more or "its tensors are in another order")
 
     def flatten(self, module: nn.Module) -> Tensor:
         """A new buffer [P] float32 with the module's parameters, in this layout's order."""
@@ -195,38 +177,13 @@ class ShardPlan:
         return f"{self.fingerprint[:15]}~" if asynchronous else self.fingerprint
 
 
-def plan_shards(layout: FlatLayout, num_shards: int, policy: Sharding = "even_bytes") -> ShardPlan:
-    """Plan `num_shards` slices. The plan's layout may be in another order than `layout`: use the plan's.
-
-    Raises:
-        ConfigError: an unknown policy, or more shards than there are elements (or tensors, kept whole).
-    """
+def plan_shards(layout: FlatLayout, num_shards: int) -> ShardPlan:
+    """Plan `num_shards` even slices. Raises ConfigError: none, or more than there are elements."""
     if num_shards < 1:
         raise ConfigError(f"num_servers must be at least 1, got {num_shards}")
-    if policy == "even_bytes":
-        if num_shards > layout.numel:
-            raise ConfigError(f"{layout.numel} parameters cannot be cut into {num_shards} shards: use fewer servers")
-        return ShardPlan(layout, tuple(layout.numel * shard // num_shards for shard in range(num_shards + 1)))
-    if policy == "greedy_by_tensor":
-        return _greedy_by_tensor(layout, num_shards)
-    raise ConfigError(f"unknown sharding {policy!r}: choose one of {', '.join(get_args(Sharding))}")
-
-
-def _greedy_by_tensor(layout: FlatLayout, num_shards: int) -> ShardPlan:
-    sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    if num_shards > sum(size > 0 for size in sizes.values()):
-        raise ConfigError(
-            f"{len(sizes)} tensors cannot be placed whole on {num_shards} shards: "
-            "use fewer servers or sharding even_bytes"
-        )
-    placed: list[list[str]] = [[] for _ in range(num_shards)]
-    load = [0] * num_shards
-    for name in sorted(layout.names, key=lambda name: -sizes[name]):  # stable: equal sizes keep their order
-        shard = load.index(min(load))
-        placed[shard].append(name)
-        load[shard] += sizes[name]
-    cuts = tuple(accumulate(load, initial=0))
-    return ShardPlan(layout.reordered([name for names in placed for name in names]), cuts)
+    if num_shards > layout.numel:
+        raise ConfigError(f"{layout.numel} parameters cannot be cut into {num_shards} shards: use fewer servers")
+    return ShardPlan(layout, tuple(layout.numel * shard // num_shards for shard in range(num_shards + 1)))
 
 
 def floats(*shape: int) -> Tensor:

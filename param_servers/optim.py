@@ -88,12 +88,6 @@ _RULES: dict[OptimizerName, Rule] = {
 }
 
 
-def rule_of(config: OptimizerConfig) -> Rule:
-    """The configuration's rule. Momentum 0 keeps no buffer, as in torch.optim."""
-    without = config.optimizer == "momentum" and not config.momentum_coefficient
-    return _RULES["sgd" if without else config.optimizer]
-
-
 class SliceOptimizer:
     """A rule for a flat slice, which is updated whole or in parts.
 
@@ -104,7 +98,7 @@ class SliceOptimizer:
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self._config, self._parameters = config, parameters
-        self._rule = rule_of(config)
+        self._rule = _RULES[config.optimizer]
         self.state: State = {name: torch.zeros_like(parameters) for name in self._rule.moments}
         """See `State`."""
         if self._rule.counts:

@@ -4,8 +4,7 @@
 servers come and go (a cluster's ranks, fixed by nobody), use `ParameterServer` and `ServersExchange` themselves: they
 ask again for an address before each attempt.
 
-`train_on_one_machine` and `run_on_one_machine`: a whole run as processes of this machine, to try things out and to
-learn how the parts fit.
+`train_on_one_machine`: a whole run as processes of this machine, to try things out and to learn how the parts fit.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
+from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, never, unread
@@ -171,36 +170,32 @@ def _run_of(
 ) -> tuple[list[Address], ExchangeConfig, ShardPlan]:
     addresses = cast(list[Address], [address] if isinstance(address[0], str) else list(address))
     config = replace((config or ExchangeConfig()).of_servers(), num_servers=len(addresses))
-    if config.sharding != "even_bytes":
-        raise ConfigError(
-            f"sharding {config.sharding} puts tensors into another order than module.parameters(), in which gradients "
-            "and parameters are here: use even_bytes"
-        )
-    return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses), config.sharding)
+    return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses))
 
 
-Worker = Callable[[GradientExchange, int], None]
-"""(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""
-
-
-def run_on_one_machine(
-    worker: Worker,
-    *,
-    plan: ShardPlan,
-    initial_parameters: Tensor,
+def train_on_one_machine(
+    model: nn.Module,
+    loss: Callable[[nn.Module, int, int], Tensor],
     optimizer_config: OptimizerConfig,
     exchange_config: ExchangeConfig,
+    *,
+    data_points: int,
     should_stop: ShouldStop,
     on_event: OnEvent = unread,
-) -> Checkpoint:
-    """Start `num_servers` servers and `num_workers` workers, wait for the end, return what was learned.
+) -> int:
+    """Train a module with `num_servers` servers and `num_workers` workers; it then holds what was learned. The number
+    of steps that took.
 
-    The processes are forked, so `worker` may be any function; what it changes is lost with its process. Each has one
+    The processes are forked, so `loss` may be any function; what it changes is lost with its process. Each has one
     torch thread, and must keep to it: of torch's other threads a fork has none, and would wait for them for ever.
     Workers that die are not started again: the run goes on without them as `exchange_config` says.
 
     Args:
-        plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
+        model: all its parameters are trained; buffers (of batch norm, say) are each worker's own and not brought back.
+        loss: (model, rank, step) -> a scalar, the mean over this worker's batch. It is called in the workers'
+            processes, where torch's generator is seeded with the rank.
+        optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
+        data_points: samples in one batch; learning-rate schedules and `should_stop` count them.
 
     Raises:
         ConfigError: the exchange has no servers.
@@ -208,6 +203,8 @@ def run_on_one_machine(
             should have, or a worker did not: these are named and killed.
     """
     exchange_config = exchange_config.of_servers()
+    plan = plan_shards(FlatLayout.of_module(model), exchange_config.num_servers)
+    layout, initial_parameters = plan.layout, plan.layout.flatten(model)
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
     host = listen_address(exchange_config.listen_host, exchange_config.interface)
     ports = context.Array("i", exchange_config.num_servers, lock=False)  # who is killed must not keep a lock
@@ -240,15 +237,16 @@ def run_on_one_machine(
             ).run()
 
     def work(rank: int) -> None:
-        exchange = ServersExchange(
+        torch.manual_seed(rank)
+        servers = ServersExchange(
             worker=rank, plan=plan, exchange_config=exchange_config, resolve=address_of, secret=secret
         )
-        try:
-            worker(exchange, rank)
-        except RunStopped:
-            pass
-        finally:
-            exchange.close()
+        exchange = ClippedExchange(servers, layout, optimizer_config)
+        with contextlib.suppress(RunStopped), contextlib.closing(exchange):
+            while True:
+                parameters, step, _ = exchange.pull()
+                layout.load(model, parameters)
+                exchange.push(layout.gradient(model, loss(model, rank, step)), step, data_points)
 
     def alone(main: Callable[[int], None], rank: int) -> None:
         gc.freeze()  # what it inherited is its parent's to clean up: threads of C++ would abort this process
@@ -269,50 +267,7 @@ def run_on_one_machine(
         path = find_newest(checkpoints)
         if path is None:
             raise RunBroken("the run ended before its first step")
-        return load_checkpoint(path)
-
-
-def train_on_one_machine(
-    model: nn.Module,
-    loss: Callable[[nn.Module, int, int], Tensor],
-    optimizer_config: OptimizerConfig,
-    exchange_config: ExchangeConfig,
-    *,
-    data_points: int,
-    should_stop: ShouldStop,
-    on_event: OnEvent = unread,
-) -> int:
-    """Train a module with `run_on_one_machine`; it then holds what was learned. The number of steps that took.
-
-    Args:
-        model: all its parameters are trained; buffers (of batch norm, say) are each worker's own and not brought back.
-        loss: (model, rank, step) -> a scalar, the mean over this worker's batch. It is called in the workers'
-            processes, of one thread each, where torch's generator is seeded with the rank.
-        optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
-        data_points: samples in one batch; learning-rate schedules and `should_stop` count them.
-
-    Raises: as `run_on_one_machine`.
-    """
-    plan = plan_shards(FlatLayout.of_module(model), exchange_config.num_servers, exchange_config.sharding)
-    layout = plan.layout
-
-    def worker(exchange: GradientExchange, rank: int) -> None:
-        torch.manual_seed(rank)
-        clipped = ClippedExchange(exchange, layout, optimizer_config)
-        while True:
-            parameters, step, _ = clipped.pull()
-            layout.load(model, parameters)
-            clipped.push(layout.gradient(model, loss(model, rank, step)), step, data_points)
-
-    learned = run_on_one_machine(
-        worker,
-        plan=plan,
-        initial_parameters=layout.flatten(model),
-        optimizer_config=optimizer_config,
-        exchange_config=exchange_config,
-        should_stop=should_stop,
-        on_event=on_event,
-    )
+        learned = load_checkpoint(path)
     learned.layout.load(model, learned.parameters)
     return learned.step
 

@@ -51,7 +51,7 @@ class AlgorithmConfig:
         if ":" not in self.algorithm and self.algorithm not in ALGORITHMS:
             close = did_you_mean(self.algorithm, (*ALGORITHMS, OWN))
             raise UserError(f"no algorithm is called {self.algorithm!r}; {close}")
-        clips = [value for _, value in parse_schedule(self.policy_clip).points]
-        if clips[0] <= 0 or min(clips) < 0:
+        clip = parse_schedule(self.policy_clip)
+        if clip.start <= 0 or clip.end < 0:
             raise UserError(f"policy_clip must begin greater than 0 and never fall below it, got {self.policy_clip}")
         parse_schedule(self.entropy_cost)

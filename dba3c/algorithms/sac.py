@@ -154,9 +154,7 @@ class UniformReplay:
         self.inserted += len(rows)
 
     def sample(self, size: int, rng: np.random.Generator) -> UniformSample:
-        """N = ``size`` transitions drawn uniformly with replacement. Raises ValueError when there is none."""
-        if not len(self):
-            raise ValueError("the replay is empty")
+        """N = ``size`` transitions drawn uniformly with replacement."""
         rows = rng.integers(len(self), size=size)
         columns = (self._observations, self._actions, self._rewards, self._terminated, self._next_observations)
         return UniformSample(Transitions(*(torch.from_numpy(column[rows]) for column in columns)), rows)

@@ -135,10 +135,7 @@ class SequenceReplay:
         self._complete(environments, head - self._length // self.stride * self.stride)
 
     def sample(self, size: int, rng: np.random.Generator) -> Sample:
-        """B = ``size`` sequences in proportion to p^α, one from each of ``size`` equal parts of the sum.
-
-        Raises ValueError when none is complete.
-        """
+        """B = ``size`` sequences in proportion to p^α, one from each of ``size`` equal parts of the sum."""
         leaves = draw(self._weights, size, rng)
         chances = self._weights[leaves] / self._weights.sum()
         weights = (len(self) * chances) ** -self._importance_exponent
@@ -147,15 +144,10 @@ class SequenceReplay:
         return Sample(self._sequences(environments, starts), scaled, leaves, starts)
 
     def update_priorities(self, sample: Sample, priorities: torch.Tensor) -> None:
-        """Give sampled sequences their priorities p [B] ≥ 0; those overwritten since are left out.
-
-        Raises ValueError for one that is not finite.
-        """
+        """Give sampled sequences their priorities p [B] ≥ 0, finite; those overwritten since are left out."""
         same = self._births[sample.leaves] == sample.births
         # a sequence that is fully understood keeps a chance, however small
         weights = np.maximum(priorities.double().numpy()[same], 1e-6) ** self._priority_exponent
-        if not np.isfinite(weights).all():
-            raise ValueError("a priority is not finite")
         if weights.size:
             self._weights[sample.leaves[same]] = weights
 
@@ -235,14 +227,10 @@ class SequenceReplay:
 
 
 def draw(weights: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """[size] int: places of weights [N] ≥ 0, in proportion to them, one from each of ``size`` equal parts of their sum.
-
-    Raises ValueError when all weights are 0.
-    """
+    """[size] int: places of weights [N] ≥ 0, of which one is not 0, in proportion to them, one from each of ``size``
+    equal parts of their sum."""
     sums = np.cumsum(weights)
     total = sums[-1]
-    if not total:
-        raise ValueError("the replay holds no weight to sample from")
     at = np.minimum((np.arange(size) + rng.random(size)) * (total / size), np.nextafter(total, 0.0))
     return np.searchsorted(sums, at, side="right")  # the first sum above it: never one of weight 0
 

@@ -116,7 +116,7 @@ def build_module(config: TrainConfig, spaces: Spaces) -> nn.Module:
 
 def plan_of(config: TrainConfig, module: nn.Module) -> ShardPlan:
     """How the module's parameters lie in the flat buffer, and where the buffer is cut."""
-    return plan_shards(FlatLayout.of_module(module), config.exchange.num_servers, config.exchange.sharding)
+    return plan_shards(FlatLayout.of_module(module), config.exchange.num_servers)
 
 
 def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:

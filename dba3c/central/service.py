@@ -69,9 +69,7 @@ class Batcher:
         self._sizes.pop(key, None)
 
     def offer(self, key: GroupKey, now_s: float) -> None:
-        """An observation of a joined group is here. Raises KeyError for a stranger, ValueError for a second one."""
-        if key in self._waiting:
-            raise ValueError(f"{key} offers a second observation before the first is answered")
+        """An observation of a joined group, which has none here, has come. Raises KeyError for a stranger."""
         self.queued += self._sizes[key]
         self._waiting[key] = now_s
 

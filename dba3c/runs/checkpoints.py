@@ -45,15 +45,16 @@ class Policy:
         return hashlib.sha256(self.parameters.numpy().tobytes()).hexdigest()
 
     def parameters_for(self, layout: FlatLayout) -> Tensor:
-        """The parameters [P] float32 in the order of `layout`, which another sharding may have made another one.
+        """The parameters [P] float32, for a network of this layout.
 
         Raises:
             UserError: the checkpoint is of another network; the tensors that differ are named.
         """
         try:
-            return self.layout.in_order_of(layout, self.parameters)
+            self.layout.refuse_another(layout)
         except ConfigError as error:
             raise UserError(f"checkpoint step-{self.step} is of another network: {error}") from None
+        return self.parameters
 
 
 def load_policy(checkpoint: Path) -> Policy:

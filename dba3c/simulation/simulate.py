@@ -68,7 +68,7 @@ def simulate_allreduce(cluster: Cluster, work: Work, setup: Setup, times_s: NDAr
 
 
 def simulate_majority(cluster: Cluster, work: Work, setup: Setup, times_s: NDArray[np.float64]) -> Outcome:
-    """A step begins to sum when its g-th rank has said so to the chief, late ranks adding zeros (majority.py).
+    """A step begins to sum when its g-th rank has said so to the chief, late ranks adding zeros (`majority`).
 
     A late rank takes part in the sum while it computes; it drops its gradient when that is done and goes on from the
     newest parameters, which it has by then. `times_s` [steps, n].

@@ -95,8 +95,6 @@ class ScoreSummary:
 def summarise(scores: Sequence[float]) -> ScoreSummary:
     """The summary of at least one finite score; the same scores give the same interval."""
     values = np.asarray(scores, dtype=np.float64)
-    if values.size == 0:
-        raise ValueError("no scores to summarise")
     low, high = map(float, bootstrap_interval(interquartile_mean, values)) if values.size > 1 else (None, None)
     return ScoreSummary(
         games=int(values.size),
@@ -242,8 +240,6 @@ def time_to_goal(seen: Sequence[float], reached: Sequence[bool]) -> TimeToGoal:
         seen: for each seed when it reached the goal or, not `reached`, when it was last seen without.
     """
     times, known = np.asarray(seen, dtype=np.float64), np.asarray(reached, dtype=bool)
-    if not times.size:
-        raise ValueError("no seeds")
     if times.size < FEWEST_FOR_BOOTSTRAP:
         reached_at = np.where(known, times, math.inf)
         low, high = float(reached_at.min()), float(reached_at.max())

@@ -32,7 +32,7 @@ WITH_BACKUP_WORKERS = ("servers", "majority")
 """Exchanges that can have them."""
 WITHOUT_SERVERS = ("local", "allreduce", "majority")
 SEVERAL_WORKERS = {
-    "exchange", "collective_backend", "num_workers", "num_gradients", "num_backup_workers", "num_servers", "sharding",
+    "exchange", "collective_backend", "num_workers", "num_gradients", "num_backup_workers", "num_servers",
     "max_staleness", "min_workers",
 }  # fmt: skip
 """Options that speak of several workers, or of servers."""

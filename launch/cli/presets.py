@@ -112,9 +112,7 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
             clip_rule="average_per_tensor",
             clip_norm=0.1,
         ),
-        exchange=ExchangeConfig(
-            exchange="servers", num_workers=65, num_servers=4, num_backup_workers=5, sharding="greedy_by_tensor"
-        ),
+        exchange=ExchangeConfig(exchange="servers", num_workers=65, num_servers=4, num_backup_workers=5),
         run=RunConfig(evaluators=1, recorders=1),
     )
 

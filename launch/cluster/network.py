@@ -29,7 +29,7 @@ def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object]
         say: told once when there is something to wait for.
 
     Raises:
-        UserError: ``peer`` has no address after ``wait_s``, or only one of IPv6; no route leads there; or it is this
+        UserError: ``peer`` has no IPv4 address after ``wait_s``; no route leads there; or it is this
             host and others see none or several addresses of it.
     """
     address = _resolved(peer, wait_s, say)
@@ -72,11 +72,6 @@ def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
             return str(socket.getaddrinfo(peer, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])
         except (OSError, UnicodeError) as error:  # UnicodeError: "a..b" is no name
             why = getattr(error, "strerror", None) or str(error)
-            if getattr(error, "errno", None) != socket.EAI_AGAIN and _has_only_ipv6(peer):
-                raise UserError(
-                    f"no way to {peer} from {socket.gethostname()}: it has an IPv6 address alone, and ranks are linked "
-                    "by IPv4: say which interface has such an address (--interface NAME)"
-                ) from error
             if isinstance(error, UnicodeError) or time.monotonic() >= give_up_s:
                 waited = f"{peer} has had no address for {wait_s:.0f} s: " if wait_s else ""
                 raise UserError(f"no way to {peer} from {socket.gethostname()}: {waited}{why}") from error
@@ -84,14 +79,6 @@ def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
             say(f"{socket.gethostname()} waits at most {wait_s:.0f} s for {peer} to have an address ({why})")
             told = True
         time.sleep(min(RESOLVE_AGAIN_S, max(0.0, give_up_s - time.monotonic())))
-
-
-def _has_only_ipv6(peer: str) -> bool:
-    """To wait for another address would be in vain."""
-    with contextlib.suppress(OSError, UnicodeError):
-        found = socket.getaddrinfo(peer, 9, socket.AF_UNSPEC, socket.SOCK_DGRAM)
-        return {family for family, *_ in found} == {socket.AF_INET6}
-    return False
 
 
 def listen_address(

@@ -17,7 +17,6 @@ import os
 import shutil
 import statistics
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,12 +188,6 @@ def take_priority() -> bool:
     except PermissionError:
         return False
     return True
-
-
-def available_mb() -> float:
-    """Memory that processes can still take, MB."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 # -- one row -----------------------------------------------------------------------------------------------------------

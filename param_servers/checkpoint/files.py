@@ -65,21 +65,17 @@ class Checkpoint:
     """Moments [P] and counters []."""
 
     def slice_for(self, plan: ShardPlan, shard: int) -> tuple[Tensor, State]:
-        """Parameters [n] and optimizer state of one shard of `plan`, which may cut and order the tensors otherwise.
+        """Parameters [n] and optimizer state of one shard of `plan`, which may cut the tensors otherwise.
 
         Raises:
             CheckpointError: `plan` holds other tensors; those that differ are named.
         """
         try:
-            ordered = {
-                name: tensor
-                if tensor.dim() == 0
-                else self.layout.in_order_of(plan.layout, tensor)[plan.slice_of(shard)]
-                for name, tensor in {**self.optimizer_state, "": self.parameters}.items()
-            }
+            self.layout.refuse_another(plan.layout)
         except ConfigError as error:
             raise CheckpointError(f"checkpoint step-{self.step} is of another network: {error}") from None
-        return ordered.pop(""), ordered
+        part, state = plan.slice_of(shard), self.optimizer_state
+        return self.parameters[part], {name: each[part] if each.dim() else each for name, each in state.items()}
 
 
 def shard_file(shard: int, num_shards: int) -> str:

@@ -48,7 +48,7 @@ class ParameterServer:
 
     Args:
         shard: which slice; shard 0 also coordinates.
-        plan: layout and cuts, the same in all processes (`plan_shards(layout, num_servers, sharding)`).
+        plan: layout and cuts, the same in all processes (`plan_shards(layout, num_servers)`).
         initial_parameters: [P] float32 in the order of `plan.layout`, the same in all servers.
         optimizer_config, exchange_config: settings.
         resolve: where server j listens; shards other than 0 dial server 0.
@@ -170,7 +170,7 @@ class ParameterServer:
             self._publish_address(*self._listens_on)
             self.begin()
             while self.node.ended is None:
-                for event in self._reporter.timed(self._hub.poll, 0.02 if self._checkpoints.busy else nap_s):
+                for event in self._reporter.poll(0.02 if self._checkpoints.busy else nap_s):
                     self.handle(event)
                 self.look_at_the_clock()
                 self._reporter.maybe(time.monotonic())
@@ -344,9 +344,10 @@ class Reporter:
         node.shard.measure_next_update()
         self._counts = self._now()
 
-    def timed(self, poll: Callable[[float], list[Event]], timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[Event]:
+        """The hub's, timed."""
         start_s = time.perf_counter()
-        events = poll(timeout_s)
+        events = self._hub.poll(timeout_s)
         self._waiting_s += time.perf_counter() - start_s
         return events
 

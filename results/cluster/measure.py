@@ -160,7 +160,7 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
     dilation = row.dilation or lab.choose_dilation(row.scene, slowest_s, cores, least)
     most = lab.MOST_BUSY if row.dilation is None else MOST_EXPECTED
     most = most if row.network else float("inf")  # without compute the wire alone is asked
-    lab.check_machine(row.scene, slowest_s, dilation, cores, lab.available_mb(), most)
+    lab.check_machine(row.scene, slowest_s, dilation, cores, host_facts.available_memory_bytes() / 2**20, most)
     guess_s = slowest_s + 1.1 * row.scene.bound_s + 1e-3
     if row.scene.exchange == "async":
         guess_s = max(guess_s, float(times_s.mean()))

@@ -29,7 +29,7 @@ from param_servers.layout import FlatLayout
 from param_servers.timeouts import Timeouts
 
 LAYOUT = FlatLayout.of({"torso.weight": (31, 11), "torso.bias": (31,), "head.weight": (5, 31), "head.bias": (5,)})
-OPTIMIZER = OptimizerConfig(optimizer="adam", learning_rate="piecewise:1e-2@0,5e-3@40", beta1=0.8, beta2=0.75)
+OPTIMIZER = OptimizerConfig(optimizer="adam", learning_rate="linear:1e-2->5e-3@40", beta1=0.8, beta2=0.75)
 BATCH = 4
 """Data points of each gradient."""
 TOLERANCE = 1e-5

@@ -177,7 +177,7 @@ def test_checkpoints_that_no_resume_could_use_are_refused_and_kept(
 ) -> None:
     folder = tmp_path / "run"
     RunFolder.create(folder, parse_train(CORRIDOR[1:]).config(2).to_json()).release()
-    checkpoint = save(folder / "checkpoints", plan_shards(LAYOUT, 1, "even_bytes"), 4)  # of another network
+    checkpoint = save(folder / "checkpoints", plan_shards(LAYOUT, 1), 4)  # of another network
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert "is of another network" in refused(capsys, "resume", str(folder))
     (checkpoint / "manifest.json").write_text("{")

@@ -132,11 +132,9 @@ def run_local(stream, config, workers):
     return [result]
 
 
-def run_servers(stream, config, workers, servers=1, sharding="even_bytes", exchange="servers", checkpoint_dir=None):
-    plan = plan_shards(stream.layout, servers, sharding)
-    settings = ExchangeConfig(
-        exchange=exchange, num_workers=workers, num_servers=servers, sharding=sharding, join_timeout_s=30
-    )
+def run_servers(stream, config, workers, servers=1, exchange="servers", checkpoint_dir=None):
+    plan = plan_shards(stream.layout, servers)
+    settings = ExchangeConfig(exchange=exchange, num_workers=workers, num_servers=servers, join_timeout_s=30)
     board, over = Board(), threading.Event()
     common = {"plan": plan, "exchange_config": settings, "resolve": board.resolve, "secret": SECRET}
 

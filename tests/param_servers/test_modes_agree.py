@@ -46,11 +46,10 @@ def test_one_process_is_bit_equal_to_torch_optim(config):
     check(run_local(stream, config, 1), stream.reference(config, 1), 1)
 
 
-@pytest.mark.parametrize("sharding", ["even_bytes", "greedy_by_tensor"])
 @pytest.mark.parametrize("servers", [1, 2, 4])
-def test_any_number_of_servers_is_bit_equal_to_torch_optim_and_so_is_their_checkpoint(tmp_path, servers, sharding):
+def test_any_number_of_servers_is_bit_equal_to_torch_optim_and_so_is_their_checkpoint(tmp_path, servers):
     stream = Stream()
-    results = run_servers(stream, ADAM, workers=3, servers=servers, sharding=sharding, checkpoint_dir=tmp_path)
+    results = run_servers(stream, ADAM, workers=3, servers=servers, checkpoint_dir=tmp_path)
     saved = load_checkpoint(find_newest(tmp_path))
     assert saved.step == STEPS
     results.append((flat_in(stream.layout, saved.layout.views(saved.parameters)), saved.data_points))
@@ -128,11 +127,11 @@ def test_a_worker_of_several_lanes_is_bit_equal_to_one_process_over_every_exchan
 shapes = st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=4, max_size=7)
 
 
-@given(shapes, st.integers(1, 4), st.integers(1, 3), st.sampled_from(["even_bytes", "greedy_by_tensor"]))
+@given(shapes, st.integers(1, 4), st.integers(1, 3))
 @settings(max_examples=12)
-def test_any_shapes_shards_and_workers_over_servers_are_bit_equal_to_torch_optim(some, servers, workers, sharding):
+def test_any_shapes_shards_and_workers_over_servers_are_bit_equal_to_torch_optim(some, servers, workers):
     stream = Stream({f"tensor{i}": shape for i, shape in enumerate(some)})
-    results = run_servers(stream, RMSPROP, workers, servers, sharding)
+    results = run_servers(stream, RMSPROP, workers, servers)
     check(results, stream.reference(RMSPROP, workers), workers)
 
 

@@ -101,16 +101,6 @@ def test_a_state_saved_and_loaded_goes_on_bit_equal(name):
     assert torch.equal(flat[part], resumed)
 
 
-def test_momentum_without_a_coefficient_keeps_nothing_as_in_torch():
-    config = OptimizerConfig(optimizer="momentum", momentum_coefficient=0.0)
-    flat, plain = torch.ones(5), torch.ones(5)
-    optimizer = SliceOptimizer(config, flat)
-    step(optimizer, torch.full((5,), 2.0), 0.1)
-    step(SliceOptimizer(OptimizerConfig(optimizer="sgd"), plain), torch.full((5,), 2.0), 0.1)
-    assert optimizer.state == {} and torch.equal(flat, plain)
-    optimizer.load({})
-
-
 def test_building_an_optimizer_changes_no_parameter():
     for name in NAMES:
         flat = torch.tensor([1.0, -0.0, 1e-38])

@@ -14,9 +14,8 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken
-from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.running import connect, run_on_one_machine, serve, train_on_one_machine
+from param_servers.running import connect, serve, train_on_one_machine
 from param_servers.servers.server import ParameterServer
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
@@ -40,7 +39,7 @@ def test_a_module_learns_on_one_machine_what_it_learns_in_one_process() -> None:
         model,
         loss,
         OptimizerConfig(optimizer="sgd", learning_rate="0.5"),
-        ExchangeConfig(exchange="servers", num_workers=2, num_servers=2, sharding="greedy_by_tensor"),
+        ExchangeConfig(exchange="servers", num_workers=2, num_servers=2),
         data_points=2,
         should_stop=lambda step, data_points: "enough" if data_points >= 40 else None,
     )
@@ -150,12 +149,6 @@ def test_a_model_so_large_that_torch_shares_its_work_between_threads_learns(widt
     assert "steps 3 learned True" in done.stdout, done.stderr
 
 
-def test_an_order_of_tensors_that_is_not_the_module_s_is_refused() -> None:
-    config = ExchangeConfig(exchange="servers", sharding="greedy_by_tensor")
-    with pytest.raises(ConfigError, match="sharding greedy_by_tensor puts tensors into another order"):
-        connect(torch.nn.Linear(3, 1), ("127.0.0.1", 1), exchange_config=config, secret=bytes(32))
-
-
 @pytest.mark.parametrize("exchange", ["allreduce", "majority"])
 def test_servers_of_a_run_that_is_to_have_none_are_refused(exchange: Literal["allreduce", "majority"]) -> None:
     config, model, optimizer = (
@@ -211,14 +204,15 @@ def test_a_shard_that_has_no_address_is_refused(shard: int) -> None:
 
 
 def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_failed_before() -> None:
-    plan = plan_shards(FlatLayout.of_module(torch.nn.Linear(3, 1)), 1)
-    hangs = multiprocessing.get_context("fork").Event()
+    computes, hangs = (multiprocessing.get_context("fork").Event() for _ in "12")
 
     def hang(step: int, data_points: int) -> None:
-        hangs.set()
-        threading.Event().wait()
+        if computes.is_set():
+            hangs.set()
+            threading.Event().wait()
 
-    def fail(exchange: GradientExchange, rank: int) -> None:
+    def fail(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+        computes.set()
         hangs.wait(60)
         sys.exit(1)
 
@@ -233,11 +227,4 @@ def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_fai
     seconds = f"{config.timeouts.servers_end_s:g}"
     late = f"server 0 did not end within {seconds} s of the end of all workers"
     with pytest.raises(RunBroken, match=f"worker 0, 1 failed; {late}"):
-        run_on_one_machine(
-            fail,
-            plan=plan,
-            initial_parameters=torch.zeros(4),
-            optimizer_config=OptimizerConfig(),
-            exchange_config=config,
-            should_stop=hang,
-        )
+        train_on_one_machine(torch.nn.Linear(3, 1), fail, OptimizerConfig(), config, data_points=1, should_stop=hang)

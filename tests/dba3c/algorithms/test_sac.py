@@ -195,8 +195,3 @@ def test_a_replay_takes_memory_only_as_it_fills() -> None:
     before = pages()
     replay = UniformReplay(100_000, (512,), np.dtype(np.float32), 1)
     assert pages() - before < 0.1 * replay.memory_bytes / resource.getpagesize()
-
-
-def test_an_empty_replay_says_so() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        UniformReplay(4, (1,), np.dtype(np.float32), 1).sample(1, np.random.default_rng(0))

@@ -234,11 +234,6 @@ def test_older_frames_are_kept_for_no_longer_than_the_steps_they_belong_to() -> 
     assert 0 < len(model.replay._older) <= sum(step["first"] for step in begun)
 
 
-def test_an_empty_replay_says_so() -> None:
-    with pytest.raises(ValueError, match="no weight"):
-        make_replay().sample(1, np.random.default_rng(0))
-
-
 @given(
     st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=40),
     st.integers(1, 200),
@@ -267,11 +262,3 @@ def test_rounding_never_finds_a_place_without_weight() -> None:
     for size in range(1, 50):
         drawn = draw(weights, size, Highest(np.random.PCG64(0)))
         assert drawn.max() == 3 and drawn.min() >= 1
-
-
-@pytest.mark.parametrize("priority", [float("nan"), float("inf")])
-def test_a_priority_that_is_not_finite_is_refused(priority: float) -> None:
-    replay = filled()
-    sample = replay.sample(1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="a priority is not finite"):
-        replay.update_priorities(sample, torch.tensor([priority]))

@@ -239,13 +239,6 @@ def test_whoever_dies_in_a_pending_batch_is_no_longer_part_of_it() -> None:
     assert list(made.take(0.002)) == ["b", "a"]
 
 
-def test_a_second_observation_before_the_answer_is_refused() -> None:
-    made = batcher()
-    made.offer("a", 0.0)
-    with pytest.raises(ValueError, match="second observation"):
-        made.offer("a", 0.0)
-
-
 def test_strangers_are_refused() -> None:
     with pytest.raises(KeyError):
         batcher().offer("z", 0.0)

@@ -75,11 +75,6 @@ def test_the_spread_of_equal_seeds_holds_their_centre_whatever_it_is_rounded_to(
     assert found.low <= found.centre <= found.high and found.centre == pytest.approx(value)
 
 
-def test_no_scores_are_refused():
-    with pytest.raises(ValueError, match="no scores"):
-        summarise([])
-
-
 # -- seeds -------------------------------------------------------------------------------------------------------------
 
 
@@ -179,10 +174,7 @@ def test_the_interval_of_ten_seeds_honours_those_that_did_not_reach_it():
 
 
 def test_no_seed_at_all_that_reached_it_is_said():
-    found = time_to_goal([3.0, 3.0], [False, False])
-    assert str(found) == "> 3, 0 of 2 reached"
-    with pytest.raises(ValueError, match="no seeds"):
-        time_to_goal([], [])
+    assert str(time_to_goal([3.0, 3.0], [False, False])) == "> 3, 0 of 2 reached"
 
 
 def test_times_can_be_told_in_another_unit():

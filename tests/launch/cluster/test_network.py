@@ -77,8 +77,3 @@ def test_a_chief_whose_name_never_comes_is_named_in_one_line(monkeypatch: pytest
 def test_what_can_be_no_name_is_not_waited_for() -> None:
     with pytest.raises(UserError, match="no way to a..b"):
         listen_address(None, "a..b", num_nodes=8, wait_s=60.0, say=lambda _: None)
-
-
-def test_a_chief_without_an_ipv4_address_is_not_waited_for() -> None:
-    with pytest.raises(UserError, match=r"an IPv6 address alone, .* which interface .* \(--interface NAME\)"):
-        listen_address(None, "2001:db8::1", num_nodes=8, wait_s=60.0, say=pytest.fail)

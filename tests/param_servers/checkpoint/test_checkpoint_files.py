@@ -52,13 +52,12 @@ def save(directory: Path, plan: ShardPlan, step: int, keep: int = 5) -> Path:
     return publish(directory, step, data_points=10 * step, term=1, plan=plan, files=entries, keep=keep)
 
 
-@pytest.mark.parametrize("sharding", ["even_bytes", "greedy_by_tensor"])
 @pytest.mark.parametrize(("wrote", "reads"), [(1, 3), (3, 1), (2, 3), (3, 2)])
-def test_a_checkpoint_of_k_shards_loads_into_any_number(tmp_path: Path, sharding: str, wrote: int, reads: int) -> None:
-    path = save(tmp_path, plan_shards(LAYOUT, wrote, sharding), 4)  # type: ignore[arg-type]
+def test_a_checkpoint_of_k_shards_loads_into_any_number(tmp_path: Path, wrote: int, reads: int) -> None:
+    path = save(tmp_path, plan_shards(LAYOUT, wrote), 4)
     checkpoint = load_checkpoint(path)
     assert (checkpoint.step, checkpoint.data_points) == (4, 40)
-    plan = plan_shards(LAYOUT, reads, "even_bytes" if sharding == "greedy_by_tensor" else "greedy_by_tensor")
+    plan = plan_shards(LAYOUT, reads)
     for index, expected in enumerate(trained(plan)):
         fresh = Shard(torch.zeros(expected.numel), CONFIG)
         fresh.load(*checkpoint.slice_for(plan, index))

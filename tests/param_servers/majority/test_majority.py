@@ -11,6 +11,7 @@ from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt, never, unread
+from param_servers.layout import FlatLayout
 from param_servers.majority.chief import MajorityChief
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.timeouts import AwakeClock
@@ -345,7 +346,7 @@ def test_a_rank_with_another_model_is_turned_away(start):
     run = start(2, join_timeout_s=2).start(0)
     run.ranks[1] = MajorityExchange(
         rank=1,
-        layout=LAYOUT.reordered(["bias", "weight"]),
+        layout=FlatLayout.of(dict(reversed(list(zip(LAYOUT.names, LAYOUT.shapes, strict=True))))),
         initial_parameters=INITIAL,
         optimizer_config=CONFIG,
         exchange_config=run.config,
