@@ -164,6 +164,8 @@ def statistics_of(run: Path, step: int, name: str | None = None, life: int = 0) 
     later. Of an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there
     are none.
 
+    Its `step` is that of the newest snapshot among them.
+
     life: the number of the one that `name` asks in. Where it played in the one before, the others' files are not read:
     each of 768 lanes would read 768 images' statistics.
     """
@@ -177,17 +179,18 @@ def statistics_of(run: Path, step: int, name: str | None = None, life: int = 0) 
         return None
     kept_by_all = {path.stem: snapshots for path in files if (snapshots := read_snapshots(path))}
     until_then = {who: [s for s in snapshots if s <= step] for who, snapshots in kept_by_all.items()}
-    of_all = {who: kept_by_all[who][max(then)] for who, then in until_then.items() if then}
-    of_all = of_all or {who: snapshots[min(snapshots)] for who, snapshots in kept_by_all.items()}
+    steps = {who: max(then) for who, then in until_then.items() if then}
+    steps = steps or {who: min(snapshots) for who, snapshots in kept_by_all.items()}
+    of_all = {who: kept_by_all[who][of] for who, of in steps.items()}
     newest_life = max((stored.get("life", 0) for stored in of_all.values()), default=0)
     playing = {who: stored for who, stored in of_all.items() if stored.get("life", 0) == newest_life}
     if not playing:
         return None
-    counted = [playing[name]] if name in playing else list(playing.values())
-    merged = RunningStatistics(len(counted[0]["mean"]))
-    for stored in counted:
-        merged.merge(stored)
-    return merged.to_dict()
+    counted = [name] if name in playing else list(playing)
+    merged = RunningStatistics(len(playing[counted[0]]["mean"]))
+    for who in counted:
+        merged.merge(playing[who])
+    return merged.to_dict() | {"step": max(steps[who] for who in counted)}
 
 
 def use_statistics(environments: VectorEnvironment, stored: Stored | None, checkpoint: str) -> None:

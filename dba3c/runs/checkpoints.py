@@ -166,18 +166,30 @@ class CheckpointWatch:
         self.passed_over: list[int] = []
 
     def wait(self) -> Policy | None:
-        """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches."""
+        """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches.
+
+        Where observations are normalised, statistics of its own are waited for: workers keep them when they hear that
+        a checkpoint is due, and those before the first one may be of a game's first observations alone.
+        """
         while self._run_end() is None:
+            seen = self._seen, self._first_look
             policy = self.newest_unseen()
-            if policy is not None:
+            if policy is not None and not self._is_ahead_of_its_statistics(policy):
                 return policy
+            if policy is not None:
+                self._seen, self._first_look = seen
             time.sleep(self._look_s)
         return None
+
+    def _is_ahead_of_its_statistics(self, policy: Policy) -> bool:
+        """Whether they are no newer than those of the checkpoint before."""
+        before = max((step for step, _ in self._made() if step < policy.step), default=0)
+        return bool(policy.step) and (policy.observation_statistics or {"step": policy.step})["step"] <= before
 
     def newest_unseen(self) -> Policy | None:
         """The newest whole checkpoint that was not there at the last look; the others count as seen, too."""
         unseen = self._made() - self._seen
-        self._seen |= unseen
+        self._seen = self._seen | unseen
         first_look, self._first_look = self._first_look, False
         steps = sorted(step for step, _ in unseen)
         while steps:

@@ -210,11 +210,13 @@ class Overtime:
 
     def __init__(self, folder: RunFolder, config: TrainConfig, run_end: RunEnd) -> None:
         counts = config.processes
-        role = next(role for role in ("server", "learner", "worker") if counts[f"{role}s"])
+        writes = next(role for role in ("server", "learner", "worker") if counts[f"{role}s"])
+        plays = "worker" if counts["workers"] else "actor"  # and keeps observation statistics
+        roles = {writes, plays} if config.environment.normalize_observations else {writes}
         self.step = 0
         self.budget_s = config.run.evaluation_budget_s
         self._folder, self._run_end = folder, run_end
-        self._awaited = [(role, rank) for rank in range(counts[f"{role}s"])]
+        self._awaited = [(role, rank) for role in roles for rank in range(counts[f"{role}s"])]
         self._write_s = config.exchange.checkpoint_timeout_s
         self._next_look_s = 0.0
         self._asked_s: float | None = None
@@ -236,7 +238,8 @@ class Overtime:
         return f"{left_s:.0f} s after the run's end were over" if over else None
 
     def training_has_ended(self) -> bool:
-        """Whether the last checkpoint is there. Asked after the run's end; true at last, whoever says nothing."""
+        """Whether the last checkpoint is there, and what belongs to it. Asked after the run's end; true at last,
+        whoever says nothing."""
         now_s = time.monotonic()
         if self._ended_s is None and now_s >= self._next_look_s:
             self._next_look_s = now_s + self._run_end.look_s

@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on_from_the_statistics_it_ended_with(tmp_path: Path)
     environments = make_vector_environment(config.environment, 16, seed=9)
     StatisticsKeeper(process, "worker", [environments])
     assert isinstance(environments, NormalizedObservations)
-    assert environments.statistics.to_dict() == ended
+    assert environments.statistics.to_dict() | {"step": 24} == ended  # what the last update, the 25th, was made of
     train(folder.path, replace_options(config, total_frames=16 * 8 * 50), resume=True, incarnation=1)
     resumed = statistics_of(folder.path, step=10**9)
     assert resumed is not None and resumed["count"] == 16 * (8 * 50 + 2)
@@ -200,7 +200,8 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
     step = min(checkpoint_steps(folder.checkpoints))  # on a busy machine one that is due is left out
     policy = find_policy(folder.checkpoints, step, on_skip=print)
     at_checkpoint = json.loads((folder.path / "observations" / "worker-0.json").read_text())[str(step)]
-    assert policy.observation_statistics is not None and policy.observation_statistics | {"life": 0} == at_checkpoint
+    assert policy.observation_statistics is not None
+    assert policy.observation_statistics | {"life": 0} == at_checkpoint | {"step": step}
     used = []
 
     def spy(environments, stored, checkpoint):
@@ -210,7 +211,9 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
     monkeypatch.setattr("dba3c.evaluation.full_games.use_statistics", spy)
     config = folder.train_config()
     evaluate(config, policy, games=2, num_envs=2)
-    assert used[0].to_dict() == policy.observation_statistics  # and 400 steps later it is still the same
+    assert (
+        used[0].to_dict() | {"step": step} == policy.observation_statistics
+    )  # and 400 steps later it is still the same
     with pytest.raises(UserError, match=f"step-{step}: its run kept no observation statistics"):
         evaluate(config, dataclasses.replace(policy, observation_statistics=None), games=2)
 
@@ -226,8 +229,8 @@ def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoi
     both = statistics_of(tmp_path, 100)
     assert both["count"] == 60
     assert both["mean"] == pytest.approx(rows.mean(axis=0))
-    assert statistics_of(tmp_path, 0, "worker-1") == early  # it came later
-    assert statistics_of(tmp_path, 60, "worker-1") == other
+    assert statistics_of(tmp_path, 0, "worker-1") == early | {"step": 0}  # it came later
+    assert statistics_of(tmp_path, 60, "worker-1") == other | {"step": 60}
     assert statistics_of(tmp_path / "nothing", 0) is None
 
 
@@ -251,13 +254,13 @@ def write_lives(folder: Path, *lives_at: dict[int, int]) -> np.ndarray:
 def test_an_evaluation_normalises_without_those_that_a_resumed_life_does_not_have(tmp_path: Path):
     rows = write_lives(tmp_path, {100: 1, 200: 2}, {100: 1})
     assert statistics_of(tmp_path, 199)["count"] == 30
-    assert statistics_of(tmp_path, 200) == seen(rows[:40])
+    assert statistics_of(tmp_path, 200) == seen(rows[:40]) | {"step": 200}
 
 
 def test_a_process_that_sat_out_a_life_goes_on_from_what_the_others_have_seen(tmp_path: Path):
     rows = write_lives(tmp_path, {100: 0, 200: 1}, {100: 0})
-    assert statistics_of(tmp_path, 100, "worker-0.1") == seen(rows[40:])
-    assert statistics_of(tmp_path, 200, "worker-0.1") == seen(rows[:40])
+    assert statistics_of(tmp_path, 100, "worker-0.1") == seen(rows[40:]) | {"step": 100}
+    assert statistics_of(tmp_path, 200, "worker-0.1") == seen(rows[:40]) | {"step": 200}
 
 
 def test_who_played_in_the_life_before_until_the_checkpoint_does_not_read_what_others_kept(tmp_path: Path):
@@ -297,7 +300,7 @@ def test_a_life_that_ends_at_the_checkpoint_it_began_with_leaves_its_statistics_
 
 def test_an_older_checkpoint_is_normalised_without_those_that_came_with_a_later_life(tmp_path: Path):
     rows = write_lives(tmp_path, {100: 0, 300: 1}, {300: 1})
-    assert statistics_of(tmp_path, 100) == seen(rows[:10])
+    assert statistics_of(tmp_path, 100) == seen(rows[:10]) | {"step": 100}
     assert statistics_of(tmp_path, 300)["count"] == 60
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import torch
 
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import replace_options
+from dba3c.environments.normalization import FOLDER, RunningStatistics
 from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
 from dba3c.roles import RunProcess
 from dba3c.runs import checkpoints, ending
@@ -241,6 +243,31 @@ def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monke
         assert watch.newest_unseen() is None and watch.newest_unseen() is None
     assert len(lines) == 1 and "step-10 cannot be read" in lines[0]
     assert watch.newest_unseen().step == 10
+
+
+def test_a_checkpoint_that_is_ahead_of_its_observation_statistics_is_played_with_when_they_have_come(
+    cartpole, write_checkpoint
+):
+    run, _ = cartpole
+    write_checkpoint(run, CARTPOLE, step=20)
+    seen = RunningStatistics(4).to_dict() | {"life": 0}
+    (run.path / FOLDER).mkdir()
+    file = run.path / FOLDER / "worker-0.json"
+    file.write_text(json.dumps({"0": seen, "10": seen}))
+    looks = 0
+
+    def until_the_snapshot():
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            file.write_text(json.dumps({"0": seen, "10": seen, "19": seen}))  # of central inference: one step behind
+        return "the run has ended" if looks > 5 else None
+
+    watch = CheckpointWatch(run.checkpoints, until_the_snapshot, say=pytest.fail, look_s=0.0)
+    assert watch.wait().step == 20 and looks == 3
+    write_checkpoint(run, CARTPOLE, step=30)
+    assert watch.wait() is None  # they have not come
+    assert watch.newest_unseen().step == 30  # with what there is: nobody is left who could write more
 
 
 @pytest.mark.parametrize("asks", ["iterdir", "read_text"])
