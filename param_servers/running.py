@@ -168,6 +168,8 @@ def shared_secret() -> bytes:
 def _run_of(
     module: nn.Module, address: Address | Sequence[Address], config: ExchangeConfig | None
 ) -> tuple[list[Address], ExchangeConfig, ShardPlan]:
+    if not address:
+        raise ConfigError("a run of servers needs the address of each of them, got none")
     addresses = cast(list[Address], [address] if isinstance(address[0], str) else list(address))
     config = replace((config or ExchangeConfig()).of_servers(), num_servers=len(addresses))
     return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses))

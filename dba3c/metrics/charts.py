@@ -55,7 +55,8 @@ class ChartInterval:
         self.summary.add(record)
         for name, value in record.items():
             metric = _DRAWN.get((record["kind"], name))
-            weight = record.get("count", 1) - (record.get("not_finite") or {}).get(name, 0)
+            of_all = record.get("count", 1) - (record.get("not_finite") or {}).get(name, 0)
+            weight = (record.get("given") or {}).get(name, of_all)
             if metric is not None and isinstance(value, (int, float)) and weight > 0:
                 of_processes = self._values.setdefault(metric.chart, {})
                 process = (record["role"], record["rank"])

@@ -24,7 +24,7 @@ _METRICS: dict[str, frozenset[str]] = {
     "event": frozenset(),
 }
 _BOOKKEEPING = ("count", "window_s", "cpu_s", "incarnation")
-_SUMS = ("sections_s", "not_finite")
+_SUMS = ("sections_s", "not_finite", "given")
 _BEYOND_ANY_NUMBER = 1e300  # such an integer has no float, and such a float is no measurement
 
 

@@ -16,6 +16,7 @@ from dba3c.errors import UserError
 Kind = Literal["step", "server", "episode", "evaluation", "chart"]
 Reduction = Literal["sum", "mean", "min", "max", "last", "norm"]
 """norm: the mean in time, the root of the sum of squares over shards."""
+WEIGHTED = ("mean", "norm")
 SECTIONS = (
     "environment",
     "inference",
@@ -67,7 +68,7 @@ class Reduced:
     @property
     def value(self) -> float:
         """The number; of at least one value."""
-        if self.reduction in ("mean", "norm"):
+        if self.reduction in WEIGHTED:
             return self.total / self.weight
         return self.total if self.reduction == "sum" else self._kept
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.processor_time import ProcessorTime
-from dba3c.metrics.registry import Reduced
+from dba3c.metrics.registry import WEIGHTED, Reduced
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from param_servers.line_file import LineFile
@@ -314,9 +314,13 @@ class Window:
             self._sections_s[name] = self._sections_s.get(name, 0.0) + seconds
 
     def record(self) -> dict[str, Any]:
-        """{name: value, count, sections_s, not_finite}; a name that only had non-finite values is null."""
+        """{name: value, count, sections_s, not_finite, given}; a name that only had non-finite values is null."""
         record: dict[str, Any] = {"count": self.count}
         record |= {name: short(reduced.value) for name, reduced in self._values.items()}
+        given = {name: int(reduced.weight) for name, reduced in self._values.items() if reduced.reduction in WEIGHTED}
+        some = {name: n for name, n in given.items() if n + self._not_finite.get(name, 0) != self.count}
+        if some:  # not in each step: what the mean weighs where it meets others
+            record["given"] = some
         for name in self._not_finite:
             record.setdefault(name, None)
         if self._not_finite:

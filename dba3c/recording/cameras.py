@@ -84,7 +84,8 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
     frames_per_s = FAMILIES[config.family].frames_per_s
     fps = made[0].metadata.get("render_fps") if can_draw else frames_per_s and frames_per_s / config.frames_per_step
     actions = environments.action_space
-    numbered = range(int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
+    first = int(actions.start) if isinstance(actions, gymnasium.spaces.Discrete) else 0
+    numbered = range(first, first + int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
     return Camera(
         environments,
         pictures_per_s=float(fps or _DEFAULT_PICTURES_PER_S),

@@ -116,6 +116,8 @@ def record_game(
                     if transition.failures:
                         raise UserError(f"the game cannot be filmed: {transition.failures[0]}")
                     score, steps = score + float(transition.gained[0]), steps + 1
+                    if transition.episodes:  # an environment may tell the score of a whole game with its last step
+                        score = transition.episodes[0].score
                 on_step(steps, score)
                 for picture in camera.pictures(observation):
                     for (resized, _, add), panel in zip(films, panels, strict=True):

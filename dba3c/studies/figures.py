@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
@@ -182,7 +182,8 @@ def finish(
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        thousands = EngFormatter(sep="")  # which says 50m of 0.05
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: thousands(y) if y >= 1 else f"{y:g}"))
     axes.set_xticks(sorted(set(x)))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.minorticks_off()

@@ -159,17 +159,25 @@ def dropped_share(curve: Curve) -> float:
 
 
 def has_best_mean(curve: Curve) -> bool:
-    """Whether enough games ended, of all lengths: the first to end are the shortest, which may be the best."""
-    return bool(np.isfinite(curve.recorded("score/best_mean")).any())
+    """Whether enough games ended, of all lengths: the first to end are the shortest, which may be the best.
+
+    Not where the newest mean is above the best that counted: an agent that came to play long games near its end.
+    """
+    best, newest = np.nanmax(curve.recorded("score/best_mean"), initial=-np.inf), _newest_mean(curve)
+    return bool(np.isfinite(best)) and not newest > best
+
+
+def _newest_mean(curve: Curve) -> float:
+    means = curve.recorded("score/mean")
+    means = means[np.isfinite(means)]
+    return float(means[-1]) if means.size else math.nan
 
 
 def best_mean_score(curve: Curve) -> float:
     """Best mean over consecutive games; the newest mean where there were too few games."""
     if has_best_mean(curve):
         return float(np.nanmax(curve.recorded("score/best_mean")))
-    means = curve.recorded("score/mean")
-    means = means[np.isfinite(means)]
-    return float(means[-1]) if means.size else math.nan
+    return _newest_mean(curve)
 
 
 def time_to_score(curves: Sequence[Curve], goal: float, chart: str = HOURS, seeds: int = 0) -> TimeToGoal:

@@ -149,6 +149,11 @@ def test_a_model_so_large_that_torch_shares_its_work_between_threads_learns(widt
     assert "steps 3 learned True" in done.stdout, done.stderr
 
 
+def test_a_run_of_no_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the address of each of them, got none"):
+        connect(torch.nn.Linear(3, 1), [], secret=bytes(32))
+
+
 @pytest.mark.parametrize("exchange", ["allreduce", "majority"])
 def test_servers_of_a_run_that_is_to_have_none_are_refused(exchange: Literal["allreduce", "majority"]) -> None:
     config, model, optimizer = (

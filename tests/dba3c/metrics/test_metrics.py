@@ -13,7 +13,9 @@ from dba3c.config import RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode, Experience
 from dba3c.errors import UserError
-from dba3c.metrics.charts import Point, points_of
+from dba3c.metrics.charts import ChartInterval, Point, points_of
+from dba3c.metrics.facts import RunFacts
+from dba3c.metrics.summary import RunSummary
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
@@ -155,6 +157,23 @@ def test_numbers_that_are_not_finite_become_null_and_are_counted(tmp_path):
     assert step["loss_total"] == 3.0 and step["entropy"] is None
     assert step["not_finite"] == {"loss_total": 1, "entropy": 2}
     assert episode["score"] is None and episode["not_finite"] == {"score": 1}
+
+
+def test_a_mean_that_not_every_step_has_weighs_as_much_as_its_values(tmp_path):
+    run = RunFolder(tmp_path)
+    writer = MetricsWriter(run, "worker", 0)
+    writer.record_step(1, {"loss_total": 0.1, "entropy": 1.0})
+    for _ in range(9):
+        writer.record_step(1, {"loss_total": 0.1})
+    writer.flush()
+    writer.record_step(2, {"loss_total": 0.1, "entropy": 3.0})
+    writer.close()
+    first, second = lines(tmp_path / "metrics" / "worker-0.jsonl")
+    assert first["given"] == {"entropy": 1} and "given" not in second
+    interval = ChartInterval(RunSummary(RunFacts("run")))
+    for record in (first, second):
+        interval.add(record)
+    assert interval.take(second["time_s"])["policy/entropy"] == 2.0
 
 
 def test_an_unknown_metric_is_refused_naming_the_nearest(tmp_path):

@@ -134,7 +134,7 @@ class Drawn(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
     observation_space = gymnasium.spaces.Box(0, 255, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2, start=5)
     mode = "rgb_array"
 
     def __init__(self):
@@ -202,9 +202,9 @@ def test_an_environment_that_draws_itself_is_filmed_by_its_own_pictures(opened):
     opened.append(camera.environments)
     observation = camera.environments.reset()
     assert camera.pictures(observation)[0][0, 0].tolist() == [0, 0, 0]
-    observation = camera.environments.step(np.zeros(1, int)).observation
+    observation = camera.environments.step(np.full(1, 5)).observation
     assert camera.pictures(observation)[0][0, 0].tolist() == [10, 10, 10]
-    assert camera.pictures_per_s == 7.0 and camera.action_names == ["0", "1"]
+    assert camera.pictures_per_s == 7.0 and camera.action_names == ["5", "6"]
 
 
 def test_an_environment_whose_observation_is_a_picture_is_filmed_by_it(opened):

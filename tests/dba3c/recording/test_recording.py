@@ -1,11 +1,13 @@
 """Films: every picture of the game, whole files or none."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import imageio.v2 as imageio
 import numpy as np
 import pytest
@@ -71,6 +73,38 @@ def test_the_overlay_stands_beside_the_game_in_the_film_and_in_the_gif(config: T
     assert shown.shape[:2] == (210, 160 + GIF_PANEL.width) and np.ptp(shown[:, 160:]) > 100
     record_game(config, untrained(config), tmp_path / "bare.mp4", gif=bare)
     assert imageio.mimread(bare, memtest=False)[0].shape[:2] == (210, 160)
+
+
+class ToldAtTheEnd(gymnasium.Env):
+    """Four steps that cost a point each; the game's score comes with the last."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        ends = self.steps == 4
+        return np.zeros(1, np.float32), -1.0, ends, False, {"score_reward": 10.0} if ends else {}
+
+    def render(self):
+        return np.zeros((24, 32, 3), np.uint8)
+
+
+def test_the_last_score_of_a_film_is_the_game_s_also_where_it_comes_with_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "recorded_games", sys.modules[__name__])
+    game = EnvironmentConfig(env_id="recorded_games:ToldAtTheEnd")
+    config, shown = TrainConfig(environment=game, network=NetworkConfig(network="mlp")), []
+    told = record_game(
+        config, untrained(config), tmp_path / "game.mp4", on_step=lambda step, score: shown.append(score)
+    )
+    assert shown == [0.0, -1.0, -2.0, -3.0, 10.0] and told.score == 10.0
 
 
 def test_each_bar_has_its_number_and_the_bars_of_eighteen_actions_fit_beside_a_small_picture() -> None:

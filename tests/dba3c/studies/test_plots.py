@@ -15,6 +15,7 @@ from dba3c.studies.curve import Curve, downsample, load_curve, load_curves
 from dba3c.studies.figures import (
     aggregate,
     draw_times,
+    finish,
     group_by_configuration,
     new_figure,
     plot_learning_curves,
@@ -259,3 +260,13 @@ def test_a_goal_that_was_reached_between_two_points_was_reached(tmp_path, monkey
     assert np.nanmax(means) < 1.0
     row = curve.reached(1.0)
     assert row is not None and np.nanmax(means[: row + 1]) > 0.9
+
+
+@pytest.mark.parametrize(("minutes", "told"), [((0.05, 0.06), "0.05"), ((1.0, 2000.0), "1k")])
+def test_a_tick_below_one_is_a_number_not_a_thousandth_that_reads_as_minutes(tmp_path, minutes, told):
+    figure, axes = new_figure()
+    axes.plot((1, 2), minutes)
+    finish(axes, "workers", "minutes to the stop score", (1, 2), log=True)
+    figure.savefig(tmp_path / "figure.png")
+    ticks = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert told in ticks and not any(tick.endswith("m") for tick in ticks)

@@ -20,6 +20,7 @@ from dba3c.studies.results import (
     best_mean_score,
     commit_into,
     data_points_per_s,
+    has_best_mean,
     mean_of,
     read_results,
 )
@@ -245,6 +246,14 @@ def test_a_rate_is_the_mean_until_training_ended_and_counts_what_was_undone():
 def test_too_few_games_for_a_best_mean_give_the_newest_mean():
     columns = {"score/mean": np.array([90.0, 20.0, np.nan]), "score/best_mean": np.full(3, np.nan)}
     assert best_mean_score(Curve("run", columns, {}, {})) == 20.0
+
+
+def test_a_best_mean_below_the_newest_mean_is_of_too_few_games():
+    columns = {"score/mean": np.array([40.0, 90.0, np.nan]), "score/best_mean": np.array([40.0, 40.0, 40.0])}
+    grew = Curve("run", columns, {}, {})
+    assert best_mean_score(grew) == 90.0 and not has_best_mean(grew)
+    fell = Curve("run", columns | {"score/mean": np.array([40.0, 20.0, np.nan])}, {}, {})
+    assert best_mean_score(fell) == 40.0 and has_best_mean(fell)
 
 
 def test_a_broken_run_and_a_missing_seed_are_named_and_the_rest_is_drawn(study, capsys):
