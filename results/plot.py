@@ -92,7 +92,7 @@ def recipes(folder: Path) -> None:
     told = {
         "PPO, 2 workers × 32 environments × 128 steps, 2 epochs": "recipes/ppo-{}/seed-*",
         "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "recipes/ppo-256-{}/seed-*",
-        "that PPO, images normalised": "games/{}/seed-0",
+        "that PPO, images normalised": "recipes/ppo-256-normalized-{}/seed-*",
         "PPO, 2 lanes × 64 environments × 32 steps, 3 epochs of 4": "recipes/ppo-1024-{}/seed-*",
         "PPO, 2 lanes × 8 environments × 128 steps, 4 epochs": "recipes/ppo-512-{}/seed-*",
         "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-{}/seed-*",
@@ -104,8 +104,6 @@ def recipes(folder: Path) -> None:
     in_one_game = [label for label, pattern in told.items() if any(word in pattern for word in some)]
     for game, goal in (("Pong", 20.0), ("Boxing", 98.0)):
         runs = {label: pattern.format(game) for label, pattern in told.items()}
-        if game == "Boxing":  # whose run in games/ is not of normalised images yet
-            del runs["that PPO, images normalised"]
         learning({game.lower(): CPU_HOURS}, runs, in_one_game, goal=goal)(folder)
 
 
@@ -121,11 +119,13 @@ def games(folder: Path) -> None:
     found = seven_games.trained(folder)
     figure, panels = new_panels(len(found) + 1, 4, 2.5, *CORE_HOURS_AND_MEAN, sharex=True)
     for axes, (env_id, runs) in zip(panels, found.items(), strict=False):
-        lines, goal = [run.line for run in runs], seven_games.GOALS[env_id]
-        for line in lines:
-            axes.plot(*line, linewidth=1.0, color=PALETTE[0], alpha=0.6 if len(lines) > 1 else 1.0)
-        if len(lines) > 1:
-            mean = aggregate(lines, "mean")
+        goal = seven_games.GOALS[env_id]
+        anew = [run.line for run in runs if run.recipe == seven_games.RECIPE]
+        for run in runs:  # those of the preset before are pale, until they are made anew
+            colour = PALETTE[0] if run.recipe == seven_games.RECIPE else "0.7"
+            axes.plot(*run.line, linewidth=1.0, color=colour, alpha=0.6 if len(anew) > 1 else 1.0)
+        if len(anew) > 1:
+            mean = aggregate(anew, "mean")
             axes.plot(mean.x, mean.centre, linewidth=1.8, color=PALETTE[0])
         axes.axhline(goal, **IDEAL)
         random_to(axes, runs[0].curve, goal)
@@ -133,7 +133,9 @@ def games(folder: Path) -> None:
         seeds = f"{len(runs)} seed{'' if len(runs) == 1 else 's'}"
         axes.set_title(f"{runs[0].game}, {seeds}\n({whose}: {goal:,.0f})", fontsize=8)
     human_normalised(panels[len(found)], found)
-    told = "Preset atari, sticky actions off; from what random actions score to what was published (dashed)"
+    told = (
+        "Preset atari (grey: PPO, which it was before), sticky actions off; from random actions to what was published"
+    )
     figure.suptitle(told, fontsize=10)
     save(figure, folder / "games")
 

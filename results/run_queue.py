@@ -58,8 +58,9 @@ class Entry:
     """Between two points of its curve."""
     is_kept: bool = False
     """Whether its agent is, which somebody may film or evaluate; a curve is enough of what was only tried."""
-    normalizes: bool = False
-    """Whether a run that did not normalise observations, as the preset `atari` once, is none of it."""
+    recipe: tuple[tuple[str, str, object], ...] = ()
+    """(section, option, value) of its configuration without which a run is none of it, as of a preset that was another
+    one before."""
 
     @property
     def label(self) -> str:
@@ -114,6 +115,10 @@ RECIPES = {
     "nstep": options(f"{LANES} --rollout-length 5 --envs-per-worker 32"),
     "nstep-entropy-0.001": options(f"{LANES} --rollout-length 5 --envs-per-worker 32 --entropy-cost 0.001"),
     "nstep-normalized": options(f"{LANES} --rollout-length 5 --envs-per-worker 32 --normalize-observations"),
+    "ppo-256": options(
+        f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 64 --ppo-epochs 3 --ppo-minibatches 8"
+        " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
+    ),
     "ppo-1024": options(
         f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 128 --ppo-epochs 3 --ppo-minibatches 4"
         " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@8e6 --epsilon 1e-5"
@@ -126,15 +131,19 @@ RECIPES = {
 }
 """Each on top of the preset `breakout`: the small network, no sticky actions; `ppo` with two workers and
 two servers, the others with one worker of two lanes, which learns the same from less processor time. The one that won
-is the preset `atari`: its runs are those of the topic games. `ppo-512` has the hyperparameters of Sample Factory's
-Atari example, which was far ahead of all of ours in Pong, but normalizes neither inputs nor returns. The preset did
-not normalise images then."""
+is the preset `atari`, `nstep-normalized`: its runs are those of the topic games. `ppo-256` was the preset before, at
+the end with `--normalize-observations`. `ppo-512` has the hyperparameters of Sample Factory's Atari example, which was
+far ahead of all of ours in Pong, but normalizes neither inputs nor returns."""
 
 
 def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Entry:
     env_id = f"ALE/{game}-v5"
     words = (env_id, "--preset", "breakout", *RECIPES[name], "--stop-score", f"{GOALS[env_id]:g}")
     return Entry(topic="recipes", name=f"{name}-{game}", seed=seed, core_hours=core_hours, words=words)
+
+
+ATARI = (("algorithm", "algorithm", "actor_critic"), ("environment", "normalize_observations", True))
+"""The preset `atari` was PPO before, at first without normalised images."""
 
 
 def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
@@ -147,7 +156,7 @@ def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
         core_hours=core_hours,
         words=words,
         is_kept=True,
-        normalizes=True,
+        recipe=ATARI,
     )
 
 
@@ -250,10 +259,7 @@ QUEUE: tuple[Entry, ...] = (
     batch_ppo(2880, 1e-3, core_hours=6.0),
     breakout(1, core_hours=2.0),
     *(forgetful("0.9", seed) for seed in (0, 3)),
-    *(
-        recipe("nstep-normalized", name)  # which says what `atari` shall be, before its runs are made
-        for name in ("Assault", "StarGunner", "Seaquest", "SpaceInvaders")
-    ),
+    *(recipe("nstep-normalized", name) for name in ("Assault", "StarGunner", "Seaquest", "SpaceInvaders")),
     game("ALE/Pong-v5"),
     recipe("vtrace", "Pong"),
     game("ALE/Boxing-v5"),
@@ -294,15 +300,14 @@ QUEUE: tuple[Entry, ...] = (
 
 
 def is_done(entry: Entry) -> bool:
-    """Whether its curve is there, and was not given more core-hours, or a higher stop score, since; nor normalises
-    now what it did not."""
+    """Whether its curve is there, of its recipe, and was not given more core-hours, or a higher stop score, since."""
     if not (entry.results / "curve.csv").exists():
         return False
     config = json.loads((entry.results / "config.json").read_text(encoding="utf-8"))
     words = entry.run.point.words
     goal = float(dict(pairwise(words)).get("--stop-score", -math.inf))
     reached = config["run"]["stop_score"]
-    if entry.normalizes and not config["environment"]["normalize_observations"]:
+    if any(config[section][option] != value for section, option, value in entry.recipe):
         return False
     return float(config["run"]["max_core_hours"]) >= entry.core_hours and (reached is None or reached >= goal)
 

@@ -40,13 +40,13 @@ COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")
 """Options that the ranks must add up to; in central inference `num_workers` are the learners."""
 SHOWN_SAMPLES = {
     "breakout": (160, 1_200, "results/batch_size"),
-    "atari": (256, 256, "results/games"),
+    "atari": (160, 160, "results/games"),
     "breakout_cluster": (3_600, 3_600, "results/batch_size"),
 }
 """Of presets: the fewest and the most samples in an update from which it was shown to learn, and where that is."""
 SHOWN_WITHIN = 1.5
 """A size is as good as a shown one when it is at most so many times as large, or as small."""
-RATE_OF_ENVIRONMENTS = ("breakout", "breakout_cluster")
+RATE_OF_ENVIRONMENTS = ("breakout", "atari", "breakout_cluster")
 """Presets whose learning rate goes with the number of environments: see `rate_for`."""
 WITH_THEIR_OWN_BATCH = ("dba3c_paper",)
 """Presets that stand for a published number of environments."""
@@ -127,7 +127,7 @@ class TrainWords:
 
     def grows_with_lanes(self, config: TrainConfig) -> bool:
         """Whether its environments are counted for each lane."""
-        return self.preset_of(config) == "breakout" and self.is_synchronous(config)
+        return self.preset_of(config) in ("breakout", "atari") and self.is_synchronous(config)
 
     def is_synchronous(self, config: TrainConfig) -> bool:
         """Whether an update is made of the gradients of several workers, or of all that one has."""

@@ -1,5 +1,5 @@
 """Presets: functions from an environment id and the number of workers to a complete configuration, of which
-launch.cli.configuration fits lanes, environments and, for `breakout` and `breakout_cluster`, the learning rate.
+launch.cli.configuration fits lanes, environments and, of Atari's own, the learning rate.
 
 First this system's own (breakout, atari, breakout_cluster, dba3c_paper, classic), then those of environment families
 (football, vizdoom, mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and
@@ -23,13 +23,13 @@ from param_servers.errors import ConfigError
 SMALL_CLUSTER_WORKERS = 8
 """From this many workers on, one in twelve is a backup worker (the 2017 system: 5 of 65)."""
 ENVIRONMENTS_A_LANE, MOST_ENVIRONMENTS = 16, 240
-"""Of the preset breakout."""
+"""Of the presets breakout and atari."""
 CLUSTER_ENVIRONMENTS = 720
 """Of breakout_cluster, in all."""
 ONE_LEARNER = ExchangeConfig(exchange="local")
 PPO_DATA_POINTS = 10_000_000
 """Of the paper's Atari runs: 40 M frames."""
-FAMILY_PRESETS = {"football": "football", "vizdoom": "vizdoom", "atari": "breakout"}
+FAMILY_PRESETS = {"football": "football", "vizdoom": "vizdoom", "atari": "atari"}
 """Which preset fits a family when none is named; `fitting_preset` knows the rest."""
 OF_ONE_FAMILY = ("breakout", "atari", "breakout_cluster", "dba3c_paper", "football", "vizdoom")
 """Presets that train no environments of other families."""
@@ -60,26 +60,9 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
 
 
 def atari(env_id: str, cores: int) -> TrainConfig:
-    """Any Atari game on one machine: PPO with updates of 256 samples, the same network and environment as `breakout`,
-    but that images are normalised.
-
-    64 environments, shared by all workers, 32 steps of each, then 3 epochs of 8 minibatches with Adam. The same
-    hyperparameters for all games (results/games).
-    """
-    config = _with_environments(breakout(env_id, cores), 64)
-    return replace(
-        config,
-        environment=replace(config.environment, normalize_observations=True),
-        algorithm=AlgorithmConfig(
-            algorithm="ppo",
-            rollout_length=32,
-            trace_lambda=0.95,
-            entropy_cost="0.01",
-            ppo_epochs=3,
-            ppo_minibatches=8,
-        ),
-        optimizer=OptimizerConfig(optimizer="adam", learning_rate="linear:5e-4->5e-5@4e6", epsilon=1e-5, clip_norm=0.5),
-    )
+    """Any Atari game on one machine: `breakout` with normalised images (results/recipes, results/games)."""
+    config = breakout(env_id, cores)
+    return replace(config, environment=replace(config.environment, normalize_observations=True))
 
 
 def breakout_cluster(env_id: str, cores: int) -> TrainConfig:

@@ -41,6 +41,8 @@ GOALS = {env_id: PPO_SCORES[env_id] if score is None else score for env_id, scor
 STICKY_GAMES = ("ALE/Breakout-v5", "ALE/Pong-v5")
 """Those that are played with sticky actions (protocol v5), too, in folders of their own."""
 STICKY = "-sticky"
+RECIPE = "actor-critic, images normalised"
+"""Of the preset as it is."""
 PROTOCOL = "v4-no-sticky"
 """Of all others, and of the aggregate."""
 EVALUATED_GAMES = 30
@@ -67,6 +69,13 @@ class Trained(NamedTuple):
     @property
     def env_id(self) -> str:
         return f"ALE/{self.game}-v5"
+
+    @property
+    def recipe(self) -> str:
+        """What learned: the preset `atari` was PPO before, at first with images as they are."""
+        algorithm = {"actor_critic": "actor-critic", "ppo": "PPO"}[self.curve.config["algorithm"]["algorithm"]]
+        normalises = self.curve.config["environment"]["normalize_observations"]
+        return f"{algorithm}, {'images normalised' if normalises else 'images 0 to 1'}"
 
     @property
     def line(self) -> NDArray[np.float64]:
@@ -121,14 +130,14 @@ def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str
     row["core_hours_to_target"] = "" if to_goal is None else f"{to_goal:.3f}"
     # whose core-hours they are
     row |= {"processor": run.curve.meta["lives"][-1]["host"]["processor"], "precision": config.network.precision}
-    row["images"] = "normalised" if config.environment.normalize_observations else "0 to 1"
+    row["recipe"] = run.recipe
     return row
 
 
 def table(rows: list[dict[str, str]]) -> str:
     """A line for each run, and for each game that has none."""
     columns = (
-        "game", "goal", "protocol", "seed", "images", "core-hours", "million agent steps", "mean of the last 50 games",
+        "game", "goal", "protocol", "seed", "recipe", "core-hours", "million agent steps", "mean of the last 50 games",
         "30 full games", "human-normalised", "core-hours to the goal", "computed by",
     )  # fmt: skip
     lines: list[tuple[str, ...]] = []
@@ -140,7 +149,7 @@ def table(rows: list[dict[str, str]]) -> str:
             human = human_normalised(env_id, score)
             lines.append(
                 (
-                    name, f"{goal:,.0f}", row["protocol"], row["seed"], row["images"],
+                    name, f"{goal:,.0f}", row["protocol"], row["seed"], row["recipe"],
                     f"{float(row['core_hours']):.2f}", f"{int(row['agent_steps']) / 1e6:.2f}",
                     f"{float(row['score_online_50']):,.1f}", f"{score:,.1f}", "" if human is None else f"{human:.0%}",
                     f"{row['core_hours_to_target'] or 'not reached'}", f"{row['processor']}, {row['precision']}",

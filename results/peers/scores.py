@@ -39,13 +39,15 @@ OURS = {
     "Breakout": {
         "ours, preset breakout": "peers/breakout",
         "ours, preset breakout, bfloat16": "breakout_lanes/nstep/seed-3",
-        "ours, preset atari, images 0 to 1, bfloat16": "peers/atari-Breakout/seed-0",
-        "ours, preset atari, images 0 to 1": "games/Breakout/seed-0",
+        "ours, preset atari, bfloat16": "breakout_lanes/nstep-normalized/seed-0",
+        "ours, PPO, images 0 to 1, bfloat16": "peers/ppo-Breakout/seed-0",
+        "ours, PPO, images 0 to 1": "peers/ppo-Breakout-float32/seed-0",
     },
     "Pong": {
         "ours, preset breakout, bfloat16": "recipes/nstep-Pong/seed-0",
-        "ours, preset atari, bfloat16": "games/Pong/seed-0",
-        "ours, preset atari, images 0 to 1, bfloat16": "games/Pong/seed-1",
+        "ours, preset atari, bfloat16": "recipes/nstep-normalized-Pong/seed-0",
+        "ours, PPO, images normalised, bfloat16": "recipes/ppo-256-normalized-Pong/seed-0",
+        "ours, PPO, images 0 to 1, bfloat16": "peers/ppo-Pong/seed-0",
     },
 }
 """Our runs of each game, from results/."""
