@@ -43,7 +43,6 @@ class RunFolder:
         self.path = path
         self.lock = lock
         self.metrics = path / "metrics"
-        self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
         self.rendezvous = path / "rendezvous"

@@ -143,7 +143,7 @@ def test_a_resumed_life_cuts_off_what_tensorboard_had_after_its_checkpoint(make_
     writer.close()
     second.look(START_S + 101)
     second.close()
-    steps = [event.step for event in scalars(run.tensorboard).Scalars("loss/total")]
+    steps = [event.step for event in scalars(run.path / "tensorboard").Scalars("loss/total")]
     assert steps == [251], steps
 
 
@@ -175,7 +175,7 @@ def test_a_late_evaluation_of_an_older_checkpoint_undoes_nothing_in_tensorboard(
             sink.point({"loss/total": 0.5}, step, START_S)
             sink.point({"score/evaluation_mean": 1.0}, step - 50, START_S)
         sink.close()
-    events = scalars(run.tensorboard)
+    events = scalars(run.path / "tensorboard")
     assert [event.step for event in events.Scalars("loss/total")] == [100, 200, 260, 310]
     evaluated = [event.step for event in events.Scalars("score/evaluation_mean")]
     assert evaluated == [50, 50, 150, 250, 50, 210, 260]
@@ -302,7 +302,7 @@ def test_live_trackers_write_at_the_same_time_from_their_threads(make_up_run, mo
     monitor = Monitor(run, make_sinks(names), warn=lambda message: pytest.fail(message))
     monitor.look(START_S + 10)
     monitor.close()
-    assert scalars(run.tensorboard).Scalars("score/mean")
+    assert scalars(run.path / "tensorboard").Scalars("score/mean")
     if "wandb" in names:
         assert list((run.path / "wandb").glob("offline-run-*"))
     if "neptune" in names:

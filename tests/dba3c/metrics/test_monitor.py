@@ -234,7 +234,7 @@ def test_the_process_ends_on_sigterm_with_its_trackers_complete_and_ignores_ctrl
         process = subprocess.Popen([sys.executable, "-m", "launch.role", *words], stderr=subprocess.PIPE)
         deadline = threading.Timer(240, process.kill)
         deadline.start()
-        while not list(run.tensorboard.iterdir()):
+        while not list((run.path / "tensorboard").iterdir()):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
