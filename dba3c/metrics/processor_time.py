@@ -4,6 +4,7 @@ An environment may be a process of its own (`environment_processes`, ViZDoom's e
 not know. A worker's lanes are not such programs: each has a writer, and so a time, of its own.
 """
 
+import contextlib
 import multiprocessing
 import os
 import time
@@ -42,4 +43,8 @@ def _spent_s() -> dict[str, float]:
 
 
 def _children(pid: str) -> list[str]:
-    return [child for task in (_PROC / pid / "task").glob("*/children") for child in task.read_text().split()]
+    children: list[str] = []
+    for task in (_PROC / pid / "task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            children += task.read_text().split()
+    return children
