@@ -351,7 +351,7 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
     env_id = env_id or own
     family = EnvironmentConfig(env_id=own).family
     if name in OF_ONE_FAMILY and EnvironmentConfig(env_id=env_id).family != family:
-        what = f"{family}/<scenario>" if family in FAMILY_PRESETS.values() else "Atari games"
+        what = "Atari games" if family == "atari" else f"{family}/<scenario>"
         fits = fitting_preset(env_id)
         raise UserError(f"the preset {name} is for {what}, and {env_id} is none: --preset {fits} fits it")
     try:

@@ -67,7 +67,7 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
             "burn_in: an option of algorithm r2d2 only, and this run's algorithm is package.module:loss",
         ),
         (
-            "atari --decay 0.9",
+            "classic --decay 0.9",
             "decay: an option of optimizer rmsprop or adadelta only, and this run's optimizer is adam",
         ),
         (

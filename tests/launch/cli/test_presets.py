@@ -21,7 +21,7 @@ from param_servers.config import parse_schedule
 @pytest.mark.parametrize(
     ("env_id", "name"),
     [
-        ("ALE/Pong-v5", "breakout"),
+        ("ALE/Pong-v5", "atari"),
         ("CartPole-v1", "classic"),
         ("HalfCheetah-v5", "mujoco"),
         ("football/academy_empty_goal_close", "football"),
