@@ -58,7 +58,7 @@ class Entry:
     """Between two points of its curve."""
     is_kept: bool = False
     """Whether its agent is, which somebody may film or evaluate; a curve is enough of what was only tried."""
-    recipe: tuple[tuple[str, str, object], ...] = ()
+    must_have: tuple[tuple[str, str, object], ...] = ()
     """(section, option, value) of its configuration without which a run is none of it, as of a preset that was another
     one before."""
 
@@ -156,7 +156,7 @@ def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
         core_hours=core_hours,
         words=words,
         is_kept=True,
-        recipe=ATARI,
+        must_have=ATARI,
     )
 
 
@@ -300,14 +300,14 @@ QUEUE: tuple[Entry, ...] = (
 
 
 def is_done(entry: Entry) -> bool:
-    """Whether its curve is there, of its recipe, and was not given more core-hours, or a higher stop score, since."""
+    """Whether its curve is there, as it must be, and was not given more core-hours, or a higher stop score, since."""
     if not (entry.results / "curve.csv").exists():
         return False
     config = json.loads((entry.results / "config.json").read_text(encoding="utf-8"))
     words = entry.run.point.words
     goal = float(dict(pairwise(words)).get("--stop-score", -math.inf))
     reached = config["run"]["stop_score"]
-    if any(config[section][option] != value for section, option, value in entry.recipe):
+    if any(config[section][option] != value for section, option, value in entry.must_have):
         return False
     return float(config["run"]["max_core_hours"]) >= entry.core_hours and (reached is None or reached >= goal)
 
