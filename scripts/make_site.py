@@ -55,10 +55,10 @@ def _followed(link: re.Match[str], page: Path) -> str:
     """A page's link, led to what the site has of its target."""
     opening, target, anchor, closing = link.groups()
     path = (page.parent / target).resolve()
-    if not path.is_relative_to(ROOT) or not path.exists():
-        sys.exit(f"{page.relative_to(ROOT)} links to {target}, which is not there")
     if path.is_dir():
         target, path = f"{target.rstrip('/')}/README.md", path / "README.md"
+    if not path.is_relative_to(ROOT) or not path.exists():
+        sys.exit(f"{page.relative_to(ROOT)} links to {target}, which is not there")
     place = str(path.relative_to(ROOT))
     if path.suffix == ".ipynb":
         return f"{opening}{Path(target).with_suffix('.md')}{anchor or ''}{closing}"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "param_servers/README.md"]
 )
+PAGES = sorted({*DOCS, *(ROOT / "results").rglob("*.md"), *(ROOT / "docs").rglob("*.md")})
 PACKAGES = ("param_servers", "dba3c", "launch")
 
 
@@ -54,6 +55,13 @@ def exists(name: str) -> bool:
 def test_every_file_and_name_of_ours_that_a_page_mentions_exists(page: Path) -> None:
     missing = {name for name in named(page.read_text()) if not exists(name)}
     assert not missing, f"{page.relative_to(ROOT)} names what is not there: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_to_a_file_or_to_a_folder_that_has_a_page(page: Path) -> None:
+    targets = [page.parent / link for link in re.findall(r"\]\(([^):#\s]+)(?:#[^)]*)?\)", page.read_text())]
+    missing = [str(path) for path in targets if not (path.is_file() or (path / "README.md").is_file())]
+    assert not missing, f"{page.relative_to(ROOT)} links to what is not there, or has no README.md: {missing}"
 
 
 def test_the_check_of_names_can_fail() -> None:
