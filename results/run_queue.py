@@ -104,6 +104,11 @@ target network is copied at every 2,500th. With 16 of 10 + 20 steps it takes 0.5
 for an element, hence the smaller ε."""
 LANES = "--exchange local --workers 1 --lanes 2"
 
+PPO_256 = options(
+    f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 64 --ppo-epochs 3 --ppo-minibatches 8"
+    " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
+)
+NSTEP = options(f"{LANES} --rollout-length 5 --envs-per-worker 32")
 RECIPES = {
     "ppo": options(
         "--algorithm ppo --rollout-length 128 --envs-per-worker 32 --ppo-epochs 2 --ppo-minibatches 8"
@@ -112,13 +117,11 @@ RECIPES = {
     "vtrace": options(
         f"{LANES} --algorithm vtrace --rollout-length 20 --envs-per-worker 32 --learning-rate linear:7e-4->7e-5@4e6"
     ),
-    "nstep": options(f"{LANES} --rollout-length 5 --envs-per-worker 32"),
-    "nstep-entropy-0.001": options(f"{LANES} --rollout-length 5 --envs-per-worker 32 --entropy-cost 0.001"),
-    "nstep-normalized": options(f"{LANES} --rollout-length 5 --envs-per-worker 32 --normalize-observations"),
-    "ppo-256": options(
-        f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 64 --ppo-epochs 3 --ppo-minibatches 8"
-        " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
-    ),
+    "nstep": NSTEP,
+    "nstep-entropy-0.001": (*NSTEP, "--entropy-cost", "0.001"),
+    "nstep-normalized": (*NSTEP, "--normalize-observations"),
+    "ppo-256": PPO_256,
+    "ppo-256-normalized": (*PPO_256, "--normalize-observations"),
     "ppo-1024": options(
         f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 128 --ppo-epochs 3 --ppo-minibatches 4"
         " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@8e6 --epsilon 1e-5"
@@ -132,7 +135,7 @@ RECIPES = {
 """Each on top of the preset `breakout`: the small network, no sticky actions; `ppo` with two workers and
 two servers, the others with one worker of two lanes, which learns the same from less processor time. The one that won
 is the preset `atari`, `nstep-normalized`: its runs are those of the topic games. `ppo-256` was the preset before, at
-the end with `--normalize-observations`. `ppo-512` has the hyperparameters of Sample Factory's Atari example, which was
+the end `ppo-256-normalized`. `ppo-512` has the hyperparameters of Sample Factory's Atari example, which was
 far ahead of all of ours in Pong, but normalizes neither inputs nor returns."""
 
 
@@ -260,6 +263,7 @@ QUEUE: tuple[Entry, ...] = (
     breakout(1, core_hours=2.0),
     *(forgetful("0.9", seed) for seed in (0, 3)),
     *(recipe("nstep-normalized", name) for name in ("Assault", "StarGunner", "Seaquest", "SpaceInvaders")),
+    *(recipe("ppo-256-normalized", name) for name in ("Assault", "Boxing", "Breakout")),
     game("ALE/Pong-v5"),
     recipe("vtrace", "Pong"),
     game("ALE/Boxing-v5"),
