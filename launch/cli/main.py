@@ -37,7 +37,7 @@ COMMANDS = {
     "plot": "launch.cli.plot:plot",
     "simulate": "launch.cli.simulate:simulate",
     "sbatch": "launch.cli.sbatch:sbatch",
-    "job": "launch.slurm.job:main",
+    "job": "launch.cli.sbatch:job",
 }
 """Each command's function."""
 

@@ -5,18 +5,21 @@ passes on is the shape of the run. The environment variables DBA3C_PRESET, DBA3C
 change a job without editing its file.
 """
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from dba3c.config import replace_options
 from dba3c.errors import UserError
 from launch.cli.configuration import of_topology, said_of_samples
 from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
+from launch.slurm.job import run_job
 from param_servers.config import check_options, option
 
 LEARNER_CPUS = 24
@@ -274,3 +277,33 @@ def sbatch(words: Sequence[str]) -> int:
             )
     sys.stdout.write(script_text(parse(SlurmShape, options, "dba3c sbatch"), words))
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobArguments:
+    """What a Slurm script runs on its first node: dba3c job --run-dir RUN -- dba3c train ENV [OPTIONS]
+
+    srun of all ranks, and the life of a job around it: lost nodes, the time limit, the requeue.
+    """
+
+    run_dir: Path
+    """The run's folder."""
+
+    nodes: int | None = option(None, least=1)
+    """Run on the first N nodes, and give the others back; without it on all."""
+
+    def __post_init__(self) -> None:
+        check_options(self, UserError)
+
+
+def job(words: Sequence[str]) -> int:
+    """``dba3c job --run-dir RUN [--nodes N] -- COMMAND``"""
+    split = list(words).index("--") if "--" in words else len(words)
+    arguments, train = parse(JobArguments, words[:split], "dba3c job"), words[split + 1 :]
+    if "SLURM_JOB_ID" not in os.environ:
+        raise UserError("dba3c job is what a Slurm script runs; there is no SLURM_JOB_ID here")
+    if not train:
+        raise UserError("what follows -- is the command of every rank: dba3c job --run-dir RUN -- dba3c train ENV")
+    if any(re.match("--run[-_]dir(=|$)", word) for word in train):
+        raise UserError("the script has a run folder of its own: say DBA3C_RUN_DIR, not --run-dir")
+    return run_job(arguments.run_dir, train, arguments.nodes)

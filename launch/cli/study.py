@@ -153,8 +153,8 @@ def run_task(run: Run) -> int:
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
         return train(train_command(run, resume=state != "missing")) or unfinished([run])
-    nodes, heard = str(run.point.nodes), list[int]()
-    code = slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words], heard)
+    heard = list[int]()
+    code = slurm_job.run_job(run.folder, ["dba3c", *words], run.point.nodes, heard)
     if code == 0 and was_requeued(run):
         return 0
     return 128 + heard[0] if heard else code or unfinished([run])

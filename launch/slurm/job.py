@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -354,30 +353,23 @@ def names_of(nodelist: str) -> list[str]:
     return controller.ask(["scontrol", "show", "hostnames", nodelist]).stdout.split() if nodelist else []
 
 
-def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> int:
-    """``dba3c job --run-dir RUN [--nodes N] -- dba3c train …``; `heard`: as in `SlurmJob`."""
-    about = "What a Slurm script runs on its first node: srun of all ranks, and the life of a job around it."
-    parser = argparse.ArgumentParser(prog="dba3c job", description=about, allow_abbrev=False)
-    parser.add_argument("--run-dir", required=True, type=Path, help="the run's folder")
-    parser.add_argument("--nodes", type=int, default=None, help="run on the first N nodes, give the others back")
-    parser.add_argument("train", nargs="+", help="the command of every rank")
-    arguments = parser.parse_args(argv)
-    if "SLURM_JOB_ID" not in os.environ:
-        print("dba3c: dba3c job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
-        return 2
-    if any(re.match("--run[-_]dir(=|$)", word) for word in arguments.train):
-        print("dba3c: the script has a run folder of its own: say DBA3C_RUN_DIR, not --run-dir", file=sys.stderr)
-        return 2
-    arguments.run_dir = Path(os.path.expanduser(arguments.run_dir))
-    train = [*arguments.train, "--run-dir", str(arguments.run_dir)]
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and (arguments.run_dir / "config.json").exists():
+def run_job(run_dir: Path, train: Sequence[str], nodes: int | None = None, heard: list[int] | None = None) -> int:
+    """One life of the job that this process is the batch script of; its exit code.
+
+    Args:
+        train: the command of every rank, without its run folder.
+        nodes: run on the first of them, give the others back.
+        heard: as in `SlurmJob`.
+    """
+    train = [*train, "--run-dir", str(run_dir)]
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and (run_dir / "config.json").exists():
         train.append("--resume")
-    if arguments.nodes is not None:
-        give_back_nodes(os.environ, arguments.nodes)
-    command = controller.srun_command(os.environ, train, arguments.nodes)
-    lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes)
+    if nodes is not None:
+        give_back_nodes(os.environ, nodes)
+    command = controller.srun_command(os.environ, train, nodes)
+    lost_nodes = LostNodes(os.environ, run_dir, train, nodes)
     try:
-        return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes, heard).run()
+        return SlurmJob(run_dir, command, os.environ, lost_nodes, heard).run()
     except (UserError, OSError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return 2

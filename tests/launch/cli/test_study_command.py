@@ -92,25 +92,25 @@ def test_a_task_whose_run_was_asked_to_stop_is_not_done(runs, capsys, monkeypatc
     ("reason", "code"), [(slurm_job.WARNING, 0), (f"{slurm_job.WARNING}; server 0 cannot write", 0), ("dba3c stop", 1)]
 )
 def test_a_task_that_slurm_queues_again_is_no_failure_and_one_that_was_stopped_is(runs, monkeypatch, reason, code):
-    def job(words, heard):
+    def job(run_dir, train, nodes, heard):
         with RunFolder.create(runs[0].folder, {"run": {}}) as folder:
             folder.end_life("stopped", reason)
         return 0
 
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setattr(slurm_job, "main", job)
+    monkeypatch.setattr(slurm_job, "run_job", job)
     assert run_task(runs[0]) == code
 
 
 def test_a_task_whose_run_has_ended_by_itself_is_done_though_a_signal_came_meanwhile(tmp_path, monkeypatch):
-    def job(words, heard):
-        with RunFolder.create(words[1], {"run": {}}) as folder:
+    def job(run_dir, train, nodes, heard):
+        with RunFolder.create(run_dir, {"run": {}}) as folder:
             folder.end_life("finished", "score reached")
         heard.append(signal.SIGUSR1)
         return 0
 
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setattr(slurm_job, "main", job)
+    monkeypatch.setattr(slurm_job, "run_job", job)
     into = ["--into", str(tmp_path / "study")]
     assert main(["study", "scaling", "--values", "1", "--seeds", "1", "--slurm", *into]) == 0
     assert main(["study", "scaling", "--task", "workers-1/seed-0", *into]) == 0

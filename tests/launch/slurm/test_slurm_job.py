@@ -12,6 +12,7 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
+from launch.cli.main import main
 from launch.cli.runs import stop
 from launch.slurm import controller
 from launch.slurm import job as slurm_job
@@ -222,14 +223,31 @@ def test_a_job_that_was_submitted_from_a_task_of_an_array_is_not_taken_for_that_
 
 def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train"]) == 2
+    assert main(["job", "--run-dir", "run", "--", "dba3c", "train"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--run-dir", "run", "--nodez", "3", "--", "dba3c"], "did you mean --nodes"),
+        (["--run-dir", "run", "--nodes", "0", "--", "dba3c"], "nodes must be at least 1, got 0"),
+        (["--run-dir", "run"], "what follows -- is the command of every rank"),
+    ],
+)
+def test_a_mistake_in_a_script_s_own_words_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert main(["job", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 def test_a_second_run_folder_in_the_script_s_options_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train", "--run-dir=other"]) == 2
+    assert main(["job", "--run-dir", "run", "--", "dba3c", "train", "--run-dir=other"]) == 2
     assert "say DBA3C_RUN_DIR, not --run-dir" in capsys.readouterr().err
 
 
@@ -238,7 +256,7 @@ def test_a_run_folder_that_the_system_refuses_is_one_line(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     (tmp_path / "file").touch()
-    assert slurm_job.main(["--run-dir", str(tmp_path / "file"), "--", "dba3c", "train"]) == 2
+    assert main(["job", "--run-dir", str(tmp_path / "file"), "--", "dba3c", "train"]) == 2
     assert capsys.readouterr().err == f"dba3c: [Errno 20] Not a directory: '{tmp_path}/file/.slurm'\n"
 
 
@@ -270,7 +288,7 @@ def test_a_job_whose_earlier_lives_cannot_be_read_is_refused_before_it_starts_an
     monkeypatch.setattr(slurm_job, "META_S", 0.0)
     RunFolder.create(tmp_path / "run", {}).release()
     (tmp_path / "run" / "meta.json").write_text("{")
-    assert slurm_job.main(["--run-dir", str(tmp_path / "run"), "--", "dba3c", "train"]) == 2
+    assert main(["job", "--run-dir", str(tmp_path / "run"), "--", "dba3c", "train"]) == 2
     assert f"{tmp_path}/run/meta.json is not valid JSON" in capsys.readouterr().err
     assert asked(tmp_path) == []
 
