@@ -263,7 +263,7 @@ QUEUE: tuple[Entry, ...] = (
     breakout(1, core_hours=2.0),
     *(forgetful("0.9", seed) for seed in (0, 3)),
     *(recipe("nstep-normalized", name) for name in ("Assault", "StarGunner", "Seaquest", "SpaceInvaders")),
-    recipe("ppo-256-normalized", "Breakout", core_hours=1.5),
+    recipe("ppo-256-normalized", "Breakout", core_hours=1.0),
     *(recipe("ppo-256-normalized", name) for name in ("Assault", "Boxing", "StarGunner", "SpaceInvaders", "Seaquest")),
     game("ALE/Pong-v5"),
     recipe("vtrace", "Pong"),
