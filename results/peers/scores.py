@@ -37,11 +37,11 @@ GOALS = {"Breakout": 300.0, "Pong": 20.0}
 LOOK_S = 1.0
 OURS = {
     "Breakout": {
-        "ours, preset breakout": "peers/breakout",
+        "ours, preset breakout, float32": "peers/breakout",
         "ours, preset breakout, bfloat16": "breakout_lanes/nstep/seed-3",
         "ours, preset atari, bfloat16": "breakout_lanes/nstep-normalized/seed-0",
         "ours, PPO, images 0 to 1, bfloat16": "peers/ppo-Breakout/seed-0",
-        "ours, PPO, images 0 to 1": "peers/ppo-Breakout-float32/seed-0",
+        "ours, PPO, images 0 to 1, float32": "peers/ppo-Breakout-float32/seed-0",
     },
     "Pong": {
         "ours, preset breakout, bfloat16": "recipes/nstep-Pong/seed-0",
@@ -51,6 +51,8 @@ OURS = {
     },
 }
 """Our runs of each game, from results/."""
+UNDRAWN = "images 0 to 1"
+"""Of what our presets were before: in the table only."""
 SYSTEMS = {
     "CleanRL PPO + EnvPool (4 epochs)": r"episodic_return=\[?(-?[\d.]+)",
     "Stable-Baselines3 PPO (4 epochs)": r"score (-?[\d.]+) steps",
@@ -107,9 +109,10 @@ def play(name: str, game: str, seed: int, cleanrl: Path, venvs: Path) -> dict[st
 
 
 def where() -> dict[str, str]:
-    """The commit and the machine, for a row."""
+    """The date, the commit and the machine, for a row."""
     now = facts("")
-    return {"commit": str(now["source"].get("commit", "unknown"))[:12], "processor": now["host"]["processor"]}
+    commit, processor = str(now["source"].get("commit", "unknown"))[:12], now["host"]["processor"]
+    return {"date": now["date"], "commit": commit, "processor": processor}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -170,11 +173,14 @@ def draw(folder: Path) -> None:
     found = played()
     x_name, y_name = "core-hours of processor time", f"mean score of the last {GAMES} games"
     figure, panels = new_panels(len(found), len(found), 4.0, x_name, y_name)
-    names = dict.fromkeys([*OURS["Breakout"], *OURS["Pong"], *SYSTEMS])
+    names = [name for name in dict.fromkeys([*OURS["Breakout"], *OURS["Pong"], *SYSTEMS]) if UNDRAWN not in name]
     looks = {name: line_of(index) for index, name in enumerate(names)}
+    looks |= {name: {"color": line_of(index)["color"], "linestyle": "--"} for index, name in enumerate(SYSTEMS)}
     lines = {}
     for axes, (game, rows) in zip(panels, found.items(), strict=True):
         for name, curve in ours(game).items():
+            if name not in looks:
+                continue
             hours, score = curve.column("progress/cpu_hours"), curve.column("score/mean")
             lines[name] = axes.plot(hours, score, linewidth=1.8, **looks[name])[0]
             best = max(float(np.nanmax(score[hours <= CORE_HOURS])), *(max(row["score"]) for row in rows))
@@ -184,7 +190,8 @@ def draw(folder: Path) -> None:
             lines[row["system"]] = axes.plot(row["core_hours"], row["score"], linewidth=1.2, **look)[0]
         axes.set_xlim(0, CORE_HOURS)
         axes.set_title(f"{game} (goal {GOALS[game]:g}), sticky actions off, one seed each", fontsize=9)
-    figure.legend(lines.values(), lines, loc="outside right center", frameon=False, fontsize=8)
+    drawn = [name for name in names if name in lines]
+    figure.legend([lines[name] for name in drawn], drawn, loc="outside right center", frameon=False, fontsize=8)
     save(figure, folder / "scores")
 
 
