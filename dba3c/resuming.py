@@ -25,8 +25,8 @@ WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "central", 
 
 
 def rate_for(environments: int) -> str:
-    """RMSprop's learning rate in the presets `breakout` and `breakout_cluster`: with rollouts of 5 steps it grows with
-    the root of an update's samples; 32 environments have 7e-4, 720 have 3.3e-3 (results/batch_size)."""
+    """RMSprop's learning rate in the presets `breakout`, `atari` and `breakout_cluster`: with rollouts of 5 steps it
+    grows with the root of an update's samples; 32 environments have 7e-4, 720 have 3.3e-3 (results/batch_size)."""
     rate = 7e-4 * (environments / 32) ** 0.5
     return f"linear:{rate:.2g}->{rate / 10:.2g}@20e6"
 

@@ -24,7 +24,7 @@ import dba3c
 import param_servers
 from dba3c.config import TrainConfig
 from launch.cli import main as command_line
-from launch.cli.options import docstrings_of_fields
+from launch.cli.options import docstrings_of_fields, parse_train
 from launch.cli.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,7 +101,7 @@ def _help_of(name: str) -> str:
 
 def options() -> str:
     """The page of all options of `dba3c train`: each field of the configuration, and what each preset makes of it."""
-    presets = {name: make(env_id, 2) for name, (make, env_id) in PRESETS.items()}
+    presets = {name: parse_train([name]).config(2) for name in PRESETS}
     parts = ["# Options of `dba3c train`\n", inspect.cleandoc(_OPTIONS_HEAD)]
     for group, kind in get_type_hints(TrainConfig).items():
         docs = docstrings_of_fields(kind)
@@ -125,7 +125,8 @@ def options() -> str:
 
 _OPTIONS_HEAD = """
     Each is a field of the configuration, and stands under the same name in a run's `config.json` and in
-    `dba3c.train(...)`, with `_` for `-`. What a preset has otherwise is said behind the default, for two cores.
+    `dba3c.train(...)`, with `_` for `-`. What a preset has otherwise, on a machine of two cores, is said behind the
+    default.
 """
 
 

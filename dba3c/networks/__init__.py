@@ -1,4 +1,8 @@
-"""Actor-critic networks by name: ``build_network("nature", observation_space, action_space, seed=1)``."""
+"""Networks by name: ``build_network("nature", observation_space, action_space, seed=1)``.
+
+In: spaces, a name, a seed. Out: a module from observations [T, B, ...] to policies and values, or values of actions.
+Never: a loss, or an environment.
+"""
 
 from dba3c.networks.actor_critic import (
     ActorCriticNetwork,

@@ -354,5 +354,5 @@ def not_shown(config: TrainConfig, preset: str | None) -> str:
         return ""
     shown = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     large = SHOWN_SAMPLES["breakout_cluster"][0]
-    advice = f"; --preset breakout_cluster has {large:,}" if preset != "breakout_cluster" and samples > most else ""
+    advice = f"; --preset breakout_cluster has {large:,}" if preset == "breakout" and samples > most else ""
     return f"{samples:,} samples an update: the preset {preset} was shown to learn with {shown} ({where}){advice}"

@@ -69,7 +69,7 @@ def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ())
         only: these options of the configuration; without any: all.
     """
     docs, kinds = docstrings_of_fields(TrainWords), get_type_hints(TrainWords)
-    what = "What to train; without it the environment of --preset, or preset breakout."
+    what = "What to train; without it the environment of --preset, or Breakout."
     env = Annotated[str, _POSITION, tyro.conf.arg(metavar="[ENV|PRESET]", help=what, help_behavior_hint="")]
     options: dict[str, Any] = {"env_or_preset": env}
     for own in fields(TrainWords)[1:]:

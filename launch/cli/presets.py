@@ -253,8 +253,8 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
 
 
 def environments_for(lanes: int) -> int:
-    """In all, of the preset `breakout`: 16 for each lane, so that none steps a handful, at least 32 and at most 240,
-    which make updates of 1,200 samples.
+    """In all, of the presets `breakout` and `atari`: 16 for each lane, so that none steps a handful, at least 32 and at
+    most 240, which make updates of 1,200 samples.
 
     Updates of 480 to 1,200 samples took as many agent steps to a mean of 300 as those of 160, and so much fewer
     updates; those of 1,920 half as many steps again (results/batch_size).

@@ -1,1 +1,5 @@
-"""What an exchange costs, measured."""
+"""What an exchange costs, measured: on this machine, over lanes, and among the hosts of a time-dilated cluster.
+
+In: sizes, rates, delays, compute times. Out: a row or table of times, bytes and processor shares.
+Never: a learned score, or a figure without its command.
+"""
