@@ -46,6 +46,7 @@ OURS = {
     "Pong": {
         "ours, preset breakout, bfloat16": "recipes/nstep-Pong/seed-0",
         "ours, preset atari, bfloat16": "recipes/nstep-normalized-Pong/seed-0",
+        "ours, preset atari, float32": "peers/atari-Pong-float32/seed-0",
         "ours, PPO, images normalised, bfloat16": "recipes/ppo-256-normalized-Pong/seed-0",
         "ours, PPO, images 0 to 1, bfloat16": "peers/ppo-Pong/seed-0",
     },
