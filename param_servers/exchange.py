@@ -9,12 +9,13 @@ Sharded servers, all-reduce and the exchange of a single process all implement `
 written once.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from param_servers.errors import HAS_DIVERGED, Diverged, ParamServersError
+from param_servers.errors import HAS_DIVERGED, ConfigError, Diverged, ParamServersError
 from param_servers.errors import RunStopped as RunStopped
 
 Resolve = Callable[[int], tuple[str, int] | None]
@@ -32,6 +33,21 @@ OnReport = Callable[[dict[str, Any]], None]
 def never(step: int, data_points: int) -> str | None:
     """A ShouldStop that lets the run go on."""
     return None
+
+
+def whole(data_points: Any) -> int:
+    """As a plain number: NumPy's and a tensor's are whole, too, but neither JSON nor a frame's header takes them.
+
+    Raises:
+        ConfigError: it is no whole number, or less than none.
+    """
+    try:
+        number = operator.index(data_points)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"data_points must be a whole number from 0 on, got {data_points!r}")
+    return number
 
 
 def unread(figures: dict[str, Any]) -> None:
@@ -81,8 +97,8 @@ class GradientExchange(Protocol):
         Args:
             gradient: [P] float32, contiguous; the caller may reuse it when this returns.
             step: the step of the `Pull` it was computed on.
-            data_points: how many samples it averages over.
-        Raises: as `pull`.
+            data_points: how many samples it averages over, a whole number.
+        Raises: as `pull`; ConfigError for `data_points`, before anything has changed.
         """
         ...
 

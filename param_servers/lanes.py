@@ -25,6 +25,7 @@ import ctypes
 import errno
 import gc
 import itertools
+import math
 import mmap
 import multiprocessing
 import os
@@ -44,7 +45,7 @@ from torch import Tensor
 
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
-from param_servers.exchange import GradientExchange, Pull, Receipt
+from param_servers.exchange import GradientExchange, Pull, Receipt, whole
 from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
 from param_servers.wire.messages import bytes_of
 
@@ -317,6 +318,10 @@ class _Memory:
             raise ConfigError(f"lane 0 has {message.first} parameters, this lane {numel}")
         return cls(message.descriptors[0], count, numel)
 
+    def write(self, lane: int, gradient: Tensor) -> None:
+        """This lane's gradient [P]; one of another length makes a mean that every exchange rejects."""
+        self.rows[lane] = gradient if gradient.shape == self.mean.shape else math.nan
+
     def add_up(self, lane: int) -> None:
         """This lane's part of the mean, whose rows are added in the lanes' order."""
         begin, end = self._parts[lane]
@@ -343,8 +348,8 @@ class _FirstLane:
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """See `GradientExchange.push`; it is the mean over all lanes that travels, and the sum of their data points."""
-        memory = self._memory
-        memory.rows[0] = gradient
+        memory, data_points = self._memory, whole(data_points)
+        memory.write(0, gradient)
         data_points += sum(message.first for message in _of_each(self._links, _Kind.WRITTEN))
         self._tell(_Kind.SUM)
         memory.add_up(0)
@@ -383,7 +388,8 @@ class _OtherLane:
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """See `GradientExchange.push`. `step` is lane 0's."""
-        self._memory.rows[self._lane] = gradient
+        data_points = whole(data_points)
+        self._memory.write(self._lane, gradient)
         self._link.send(_Kind.WRITTEN, first=data_points)
         self._link.receive(_Kind.SUM)
         self._memory.add_up(self._lane)

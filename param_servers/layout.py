@@ -115,6 +115,8 @@ class FlatLayout:
 
         flat = floats(self.numel).zero_()
         trained = [(parameter, view) for parameter, view in self._pairs(module, flat) if parameter.requires_grad]
+        if not trained or not loss.requires_grad:
+            return flat
         gradients = torch.autograd.grad(loss, [parameter for parameter, _ in trained], allow_unused=True)
         for gradient, (_, view) in zip(gradients, trained, strict=True):
             if gradient is not None:

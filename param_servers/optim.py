@@ -175,10 +175,10 @@ def clip_gradient(flat: Tensor, layout: FlatLayout, rule: ClipRule, clip: float)
 
     `global` scales the whole gradient to norm `clip` if it is longer (Pascanu et al., arXiv 1211.5063).
     `average_per_tensor` scales each tensor whose L2 norm / elements exceeds `clip` (the DBA3C system of 2017).
-    A gradient that is not finite is left as it is, for the exchange to reject and count.
+    A gradient that is not finite, or of another length, is left as it is, for the exchange to reject and count.
     """
     before = _norm(flat)
-    if rule == "none" or not math.isfinite(before):
+    if rule == "none" or not math.isfinite(before) or flat.shape != (layout.numel,):
         return before, before
     if rule == "global":
         if before <= clip:

@@ -20,7 +20,7 @@ from param_servers.checkpoint.files import checkpoints_in, find_newest, load_che
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import CheckpointError, CheckpointUnreadable, LastStepsLost, RunStopped
-from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread
+from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread, whole
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
 from param_servers.servers.shard import Shard, is_usable
@@ -319,6 +319,7 @@ class LocalExchange:
         return self.replica.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        data_points = whole(data_points)
         reason = refusal(gradient, step, self.replica)
         if reason == "non-finite":
             self._report.rejected += 1

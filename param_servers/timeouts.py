@@ -66,8 +66,9 @@ class Timeouts:
 
         # -- server 0, or the chief of a majority, decides
         self.join_s = join_timeout_s
-        """For a server to come, at the start, and for the first step of a term or group: workers may still be
-        starting."""
+        """For a server, or the ranks of a majority, to come, at the start."""
+        self.first_step_s = max(join_timeout_s, 2 * step_timeout_s)
+        """For the first step of a term: workers may still be starting, or have to end a step of the term before."""
         self.server_return_s = reconnect_timeout_s
         """For a server that was lost to come back."""
         self.disk_s = checkpoint_timeout_s
@@ -82,6 +83,8 @@ class Timeouts:
         """Without a word for so long when a step is late: it is not the workers' fault but that server's."""
         self.group_s = 2 * self.step_s + 2 * GRACE_S
         """The chief: for a step, and for all ranks to leave a group; a rank may be in the sum, or the group, before."""
+        self.first_group_s = max(self.first_step_s, self.group_s)
+        """The chief: for the first step of a group."""
 
         # -- the other servers, workers and ranks wait
         self.start_s = self.join_s + MARGIN_S
@@ -97,7 +100,7 @@ class Timeouts:
         """A rank: for the others in any other sum."""
         self.chief_silence_s = 2 * self.step_s
         """For a word of server 0, or of the chief."""
-        self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + 2 * self.disk_s + MARGIN_S
+        self.answer_s = self.first_step_s + self.server_return_s + 2 * self.disk_s + MARGIN_S
         """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row: the
         disk's for a checkpoint that is being published, and again for going back to it."""
         self.lane_s = max(self.answer_s, self.other_start_s) + 2 * self.step_s

@@ -23,7 +23,7 @@ from torch import Tensor
 from param_servers.allreduce.collective import Collective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread
+from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread, whole
 from param_servers.layout import FlatLayout, floats
 from param_servers.replica import Replica, ReplicaReport, how_it_ended, refusal
 from param_servers.wire.messages import bytes_of
@@ -133,6 +133,7 @@ class AllReduceExchange:
         """See `GradientExchange.push`. A second push for one pull is stale and takes part in nothing."""
         if self._ended is not None:
             raise self._ended
+        data_points = whole(data_points)
         reason = refusal(gradient, step, self.replica)
         if reason == "stale":
             return Receipt(False, self.replica.step, reason)

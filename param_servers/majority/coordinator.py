@@ -150,7 +150,7 @@ class MajorityCoordinator:
         self._steps = StepCommits(1, min(wanted, len(members)), self._standing[source], self.generation)
         for member in members:
             self._steps.joined(member, self.connected[member])
-        self._wait(now_s, self._timeouts.join_s)
+        self._wait(now_s, self._timeouts.first_group_s)
         shrunk = [Note("shrunk", f"{too_few}; steps average {len(members)} from now on")] if short else []
         running = Note("running", f"{len(members)} ranks go on from step {self._steps.step}")
         return [*shrunk, running, FormGroup(self.generation, tuple(members), source, *self._standing[source])]

@@ -43,6 +43,7 @@ from param_servers.exchange import (
     check_rejected,
     never,
     unread,
+    whole,
 )
 from param_servers.layout import FlatLayout, floats
 from param_servers.majority.chief import MajorityChief
@@ -152,7 +153,7 @@ class MajorityExchange:
         return self._shared.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
-        earlier = self._shared.waiting
+        data_points, earlier = whole(data_points), self._shared.waiting
         if earlier is not None:  # it was interrupted, and the chief may be about to count it
             self._shared.answer(earlier.step)
         refused = self._shared.offer(gradient, step, data_points)

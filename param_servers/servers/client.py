@@ -17,7 +17,7 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, Refused, RunBroken, RunStopped
-from param_servers.exchange import Pull, Receipt, Resolve, check_rejected
+from param_servers.exchange import Pull, Receipt, Resolve, check_rejected, whole
 from param_servers.layout import ShardPlan, as_bytes
 from param_servers.servers.client_state import ClientState, Push
 from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
@@ -107,7 +107,8 @@ class ServersExchange:
         if gradient.dtype != torch.float32 or gradient.device.type != "cpu" or not gradient.is_contiguous():
             got = f"{gradient.dtype} on {gradient.device}{'' if gradient.is_contiguous() else ', not contiguous'}"
             raise ConfigError(f"a gradient must be contiguous float32 on the CPU, got {got}")
-        check_data_points(data_points)  # servers close the link of whoever says otherwise, each time it is sent again
+        data_points = whole(data_points)
+        check_data_points(data_points)  # servers close the link of whoever says more, each time it is sent again
         with self._or_start_over():
             self._turn(0.0)
             heard_s = self._now_s()

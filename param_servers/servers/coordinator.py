@@ -117,7 +117,7 @@ class Coordinator:
         if len(self._ready) < self._num_shards:
             return []
         self.state = "running"
-        self._wait(now_s, self._timeouts.join_s)
+        self._wait(now_s, self._timeouts.first_step_s)
         note = Note("running", f"all {self._num_shards} servers are at step {self.step}")
         return [note, *self.steps.give_to_waiting()]
 

@@ -107,11 +107,13 @@ def test_the_lanes_behind_one_that_is_gone_hear_of_the_end_too(tmp_path: Path):
     assert [(tmp_path / lane).read_text() for lane in "02"] == ["enough"] * 2
 
 
-def test_a_gradient_that_is_not_finite_is_refused_in_every_lane():
+@pytest.mark.parametrize("bad", [torch.full((NUMEL,), float("nan")), torch.ones(1), torch.ones(NUMEL - 1)])
+@pytest.mark.parametrize("whose", [0, 1])
+def test_a_gradient_that_is_not_finite_or_of_another_length_is_refused_in_every_lane(bad, whose):
     def main(lane):
         exchange = lane.exchange(local, NUMEL)
         pulled = exchange.pull()
-        receipt = exchange.push(torch.full((NUMEL,), float("nan") if lane.index else 1.0), pulled.step, 1)
+        receipt = exchange.push(bad if lane.index == whose else torch.ones(NUMEL), pulled.step, 1)
         assert (receipt.accepted, receipt.reason) == (False, "non-finite")
         return "done"
 

@@ -66,6 +66,14 @@ def test_the_gradient_of_any_module_is_float32_with_zeros_where_nothing_learns(m
     assert gradient.dtype == torch.float32 and gradient.tolist() == expected
 
 
+def test_the_gradient_is_zero_where_nothing_is_trained_and_where_the_loss_depends_on_no_parameter():
+    module = torch.nn.Linear(3, 2)
+    layout = FlatLayout.of_module(module)
+    assert layout.gradient(module, torch.tensor(1.0)).tolist() == [0.0] * 8
+    module.requires_grad_(False)
+    assert layout.gradient(module, module(torch.ones(1, 3)).sum()).tolist() == [0.0] * 8
+
+
 def test_fingerprints_tell_order_and_shape_apart():
     layout = FlatLayout.of({"a": (2, 3), "b": (2,)})
     others = [FlatLayout.of(each) for each in ({"b": (2,), "a": (2, 3)}, {"a": (3, 2), "b": (2,)}, {"a": (8,)})]

@@ -120,6 +120,13 @@ def test_the_state_of_another_optimizer_or_slice_is_refused():
         merge_states([other, moved])
 
 
+@pytest.mark.parametrize("rule", ["none", "global", "average_per_tensor"])
+def test_a_gradient_of_another_length_is_left_for_the_exchange_to_refuse(rule):
+    flat = torch.full((3,), 10.0)
+    clip_gradient(flat, FlatLayout.of({"a": (1,), "b": (1,)}), rule, 1)
+    assert flat.tolist() == [10.0] * 3
+
+
 def test_clipping_by_global_norm_scales_the_whole_gradient():
     layout = FlatLayout.of({"a": (1,), "b": (1,)})
     flat = torch.tensor([3.0, 4.0])

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from param_servers import replica
 from param_servers.checkpoint import files, writer
 from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import CheckpointError, LastStepsLost, RunBroken, RunStopped
+from param_servers.errors import CheckpointError, ConfigError, LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import MOST_REJECTED, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import LocalExchange
@@ -69,6 +70,18 @@ def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answere
     assert local.push(torch.full_like(bad, 3e38), 1, 5) == Receipt(False, 1, "non-finite")
     assert local.push(GRADIENTS[1][:4], 1, 5) == Receipt(False, 1, "wrong-length")
     assert local.pull().data_points == 5
+
+
+def test_data_points_that_are_no_whole_number_are_refused_before_the_update_and_numpys_and_a_tensors_are_some(tmp_path):
+    local = exchange(checkpoint_dir=tmp_path)
+    pulled = local.pull()
+    for wrong in (5.0, -1, "5", None):
+        with pytest.raises(ConfigError, match="data_points must be a whole number from 0 on, got"):
+            local.push(GRADIENTS[0], pulled.step, wrong)
+    assert local.push(GRADIENTS[0], pulled.step, np.int64(5)).accepted
+    assert local.push(GRADIENTS[1], local.pull().step, torch.tensor(5)).accepted
+    local.close()
+    assert read_manifest(find_newest(tmp_path))["data_points"] == 10
 
 
 def test_a_run_whose_gradients_are_never_finite_ends():

@@ -24,7 +24,9 @@ from tests.waiting import wait_until
 
 WAITS = [  # who waits; what goes before the decision, in a row; by how much more it waits at least
     ("answer_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for servers, then for their disks
-    ("answer_s", ("join_s", "server_return_s", "disk_s"), NOTICE_S),  # a server is lost in the first step
+    ("answer_s", ("first_step_s", "server_return_s", "disk_s"), NOTICE_S),  # a server is lost in the first step
+    ("first_step_s", ("step_s",), 0.0),  # after a roll-back a worker ends a step of the term before
+    ("first_group_s", ("step_s",), 1.0),  # as any step of a group
     ("answer_s", ("step_s", "server_return_s", "disk_s"), NOTICE_S),  # a server is silent in a step
     ("answer_s", ("step_s", "server_return_s", "disk_s", "disk_s"), NOTICE_S),  # and a checkpoint is being published
     ("lane_s", ("other_start_s", "step_s"), 0.0),  # lane 0 waits for the servers, then for another lane

@@ -59,6 +59,14 @@ def test_servers_begin_together_when_all_are_there() -> None:
     assert only(coordinator.server_joined(1, 5, 0.0), Restore) == [Restore(term=6, step=40, data_points=400)]
 
 
+@pytest.mark.parametrize(("join_s", "patience_s"), [(300.0, 300.0), (2.0, 20.0)])
+def test_the_first_step_of_a_term_has_the_time_of_a_step_of_the_term_before_and_its_own(join_s, patience_s) -> None:
+    coordinator = running(num_shards=1, join_timeout_s=join_s)
+    coordinator.server_heard(0, patience_s)
+    assert only(coordinator.tick(patience_s), Stop) == []
+    assert only(coordinator.tick(patience_s + 1.0), Stop)
+
+
 def test_the_first_g_complete_workers_are_the_set() -> None:
     coordinator = running()
     assert push(coordinator, 2, 1, 0) == []
