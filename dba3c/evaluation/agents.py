@@ -38,6 +38,8 @@ def load(path: str | os.PathLike[str], *, step: int | None = None, seed: int = 0
             are, cannot be made here.
     """
     seed, step = whole_number("seed", seed), None if step is None else whole_number("step", step)
+    if not 0 <= seed < 1 << 63:
+        raise UserError(f"seed must be from 0 to 2**63 - 1, got {seed}")
     folder, policy = open_policy(path, step, on_skip=warn_on_stderr)
     return Agent(folder.train_config(), policy, seed)
 

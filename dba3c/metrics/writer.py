@@ -252,10 +252,10 @@ class GradientRecorder:
         # an update does not count for its own gradient's delay: on time is 0
         delay = max(0, receipt.step - pulled_step - receipt.accepted)
         values: dict[str, float] = {
+            **numbers,  # what is counted here is no loss's to say
             **self._take(receipt.step),
             "data_points": data_points if receipt.accepted else 0,
             **dict.fromkeys(("staleness_mean", "staleness_min", "staleness_max"), delay),
-            **numbers,
         }
         if self._counts:
             rejected = not receipt.accepted and not dropped

@@ -219,10 +219,17 @@ def check_own_code(config: TrainConfig) -> None:
         environments.close()
     if type(data_points) is not int:
         raise UserError(f"{name}: the data points of a part must be an int, not {type(data_points).__name__}")
+    if not isinstance(gradient, torch.Tensor) or not isinstance(numbers, dict):
+        given = f"({type(gradient).__name__}, {type(numbers).__name__})"
+        raise UserError(f"{name}: `of` must return (gradient, a tensor; numbers, a dict), not {given}")
     if gradient.shape != (agent.layout.numel,) or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
         made = f"{str(gradient.dtype)[6:]} {list(gradient.shape)} on {gradient.device.type}"
         raise UserError(f"{name}: its gradient must be float32 [{agent.layout.numel}] on the CPU, not {made}")
     if not torch.isfinite(gradient).all():
         raise UserError(f"{name}: the gradient of the first rollout has numbers that are not finite")
-    for metric in numbers:
+    for metric, number in numbers.items():
         registry.find("step", metric)
+        try:
+            float(number)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"{name}: {metric} must be a number: {error}") from None

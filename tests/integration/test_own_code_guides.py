@@ -232,6 +232,7 @@ class Noisy(nn.Module):
         ),
         ("several = ", "rollout.data_points", ".double()", r"must be float32 \[\d+\] on the CPU, not float64 \[\d+\]"),
         ("several = ", "rollout.valid.sum()", "", "the data points of a part must be an int, not Tensor"),
+        ("several = ", "rollout.data_points", ".numpy()", r"`of` must return \(gradient, .*, not \(ndarray, dict\)"),
         ("", "rollout.data_points", "", "AttributeError: 'Wrong' object has no attribute 'several'"),
         ("several = True; ", "rollout.data_points", "", "where several is True keeps_observations must be"),
     ],
@@ -255,6 +256,27 @@ def test_an_algorithm_whose_gradient_no_exchange_could_take_is_refused_before_an
     )
     config = replace_options(config_of(PAGES[1]), algorithm="wrong:Wrong")
     with pytest.raises(UserError, match=f"wrong:Wrong.*{why}") as refused:
+        check_own_code(config)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_loss_that_logs_what_is_no_number_is_refused_with_the_name_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        """class Wrong:
+    several = keeps_observations = False
+
+    def __init__(self, algorithm, agent, total):
+        self.agent = agent
+
+    def parts(self, rollout, generator):
+        yield rollout, rollout.data_points
+
+    def of(self, part, data_points):
+        return self.agent.gradient_of(part.values.sum()), {"entropy": part.values.detach()}
+"""
+    )
+    config = replace_options(config_of(PAGES[1]), algorithm="wrong:Wrong")
+    with pytest.raises(UserError, match="wrong:Wrong: entropy must be a number: ") as refused:
         check_own_code(config)
     assert "\n" not in str(refused.value)
 
