@@ -23,6 +23,8 @@ from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigEr
 from param_servers.layout import FlatLayout
 
 _STEPS_NAMED = 8
+STATISTICS_S = 60.0
+"""For observation statistics of a checkpoint's time; they come within a step of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +171,22 @@ class CheckpointWatch:
         """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches.
 
         Where observations are normalised, statistics of its own are waited for: workers keep them when they hear that
-        a checkpoint is due, and those before the first one may be of a game's first observations alone.
+        a checkpoint is due, and those before the first one may be of a game's first observations alone. Where they do
+        not come (their disk refuses), earlier ones are used, which is said.
         """
+        ahead_since_s = None
         while self._run_end() is None:
             seen = self._seen, self._first_look
             policy = self.newest_unseen()
             if policy is not None and not self._is_ahead_of_its_statistics(policy):
                 return policy
             if policy is not None:
+                ahead_since_s = ahead_since_s or time.monotonic()
+                if time.monotonic() - ahead_since_s > STATISTICS_S:
+                    older = (policy.observation_statistics or {}).get("step")
+                    late = f"step-{policy.step}: no observation statistics of its time within {STATISTICS_S:g} s"
+                    self._say(f"{late}: those of step {older} are used")
+                    return policy
                 self._seen, self._first_look = seen
             time.sleep(self._look_s)
         return None

@@ -270,6 +270,21 @@ def test_a_checkpoint_that_is_ahead_of_its_observation_statistics_is_played_with
     assert watch.newest_unseen().step == 30  # with what there is: nobody is left who could write more
 
 
+def test_a_checkpoint_whose_observation_statistics_do_not_come_is_played_with_earlier_ones_and_that_is_said(
+    cartpole, write_checkpoint, monkeypatch
+):
+    run, _ = cartpole
+    write_checkpoint(run, CARTPOLE, step=20)
+    (run.path / FOLDER).mkdir()
+    file = run.path / FOLDER / "worker-0.json"
+    file.write_text(json.dumps({"10": RunningStatistics(4).to_dict() | {"life": 0}}))
+    monkeypatch.setattr(checkpoints, "STATISTICS_S", 0.0)
+    lines = []
+    policy = CheckpointWatch(run.checkpoints, lambda: None, say=lines.append, look_s=0.0).wait()
+    assert policy.step == 20 and policy.observation_statistics["step"] == 10
+    assert lines == ["step-20: no observation statistics of its time within 0 s: those of step 10 are used"]
+
+
 @pytest.mark.parametrize("asks", ["iterdir", "read_text"])
 def test_a_file_system_that_is_away_for_a_while_ends_no_evaluator(cartpole, monkeypatch, asks):
     run, _ = cartpole
