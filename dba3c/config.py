@@ -299,6 +299,12 @@ def option_names() -> dict[str, str]:
     return {leaf.name: group for group, kind in get_type_hints(TrainConfig).items() for leaf in fields(kind)}
 
 
+def short_names() -> dict[str, str]:
+    """Each further name of an option → its own: lr → learning_rate."""
+    leaves = (leaf for kind in get_type_hints(TrainConfig).values() for leaf in fields(kind))
+    return {short.replace("-", "_"): leaf.name for leaf in leaves for short in leaf.metadata.get("short", ())}
+
+
 def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
     """Options by the names of their fields, with values of their fields' types.
 
@@ -311,9 +317,7 @@ def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dic
         UserError: an option does not exist (the close ones are named), is given twice, or its value is of another type.
     """
     leaves = {leaf.name: (leaf, kind) for kind in get_type_hints(TrainConfig).values() for leaf in fields(kind)}
-    names = {
-        short.replace("-", "_"): leaf.name for leaf, _ in leaves.values() for short in leaf.metadata.get("short", ())
-    }
+    names = short_names()
     typed: dict[str, Any] = {}
     for said, value in options.items():
         name = names.get(said, said)

@@ -76,7 +76,7 @@ def run_rank(
         bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
         try:
-            check_open_files(place.world_size)
+            check_open_files(place.world_size + config.environment.lanes - 1)
             nodes, wait_s = len(place.tasks_per_node), config.exchange.join_timeout_s
             listen_host = listen_address(config.exchange.interface, place.address, nodes, wait_s, say_to_stderr)
         except (UserError, ConfigError) as error:

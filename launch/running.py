@@ -87,8 +87,12 @@ def train(
         cores = given_cores(os.environ if environ is None else environ)
         with RunFolder.launch(run_dir, config.to_json(), resume, cores=cores, **life) as folder:
             say("\n".join([f"run folder: {folder.path}", *told]))
-            metrics = MetricsWriter(folder, "launcher", 0)
-            first = first_incarnation(folder, rank=0)
+            try:
+                metrics = MetricsWriter(folder, "launcher", 0)
+                first = first_incarnation(folder, rank=0)
+            except (UserError, OSError) as error:  # its life has begun: without an end it would pass for a broken one
+                note_end(folder, USER_ERROR_EXIT, str(error))
+                raise
             processes = role_processes(config, folder.path, launch_id, first)
             supervisor = Supervisor(
                 fork_server, folder.path, processes, folder.request_stop,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -85,7 +85,8 @@ def study(words: Sequence[str]) -> int:
         if arguments.name.replace("-", "_") != declared.kind:
             raise UserError(f"{folder} holds the study {declared.kind}, not {arguments.name}")
     else:
-        refuse_what_varies(build(arguments.name, arguments), words[split + 1 :])
+        tried = arguments.values and (*arguments.values, max(arguments.values) + 1)  # of one value nothing would vary
+        refuse_what_varies(build(arguments.name, replace(arguments, values=tried)), words[split + 1 :])
         declared = declare(build(arguments.name, arguments, words[split + 1 :]), folder)
     return go_on(declared, folder, arguments, f"dba3c study {declared.kind}")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from dba3c.config import TrainConfig, option_names
+from dba3c.config import TrainConfig, option_names, short_names
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
@@ -118,22 +118,28 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
     common: list[str] = []
     axes: list[tuple[str, ...]] = []
     mine = {each.name.replace("_", "-") for each in fields(SweepArguments)} | {"help"}
-    lists, known = options_with_lists(), {name.replace("_", "-") for name in option_names()}
+    lists, short, known = options_with_lists(), short_names(), {*option_names(), *short_names()}
+    given: dict[str, str] = {}
     for flag, values in grouped(words):
         name = flag.removeprefix("--").replace("_", "-")
         if name in REFUSED:
             raise UserError(f"--{name} is of one run: {REFUSED[name]}")
+        option = name.replace("-", "_")
+        option = short.get(option, option)
+        if option in given:
+            raise UserError(f"{flag} is given twice" + (f", as {given[option]} too" if given[option] != flag else ""))
+        given[option] = flag
         if name in mine or flag == "-h":
             if len(values) > 1:
                 raise UserError(
                     f"{values[1]} belongs to no option; ENV comes first: dba3c sweep ENV {flag} {values[0]}"
                 )
             own += [flag, *values]
-        elif flag and name not in known and (close := difflib.get_close_matches(name, mine, cutoff=0.75)):
+        elif flag and option not in known and (close := difflib.get_close_matches(name, mine, cutoff=0.75)):
             raise UserError(f"unknown option {flag}; did you mean --{close[0]}?")
         elif flag and name not in lists and (len(values) > 1 or any(RANGE.fullmatch(value) for value in values)):
-            if any(name == axis[0] for axis in axes) or len(set(values)) < len(values):
-                raise UserError(f"--{name} is given twice, or a value of it")
+            if len(set(values)) < len(values):
+                raise UserError(f"a value of --{name} is given twice")
             axes.append((name, *values))
         else:
             common += [*([flag] if flag else []), *values]

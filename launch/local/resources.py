@@ -142,7 +142,7 @@ def check_machine(config: TrainConfig, processes: int) -> None:
     check_listen_host(listen_address(exchange.listen_host, exchange.interface), exchange.port)
     if secret := os.environ.get(SECRET_VARIABLE):
         check_secret(secret.encode())
-    check_open_files(processes)
+    check_open_files(processes + config.environment.lanes - 1)
     if slow := slow_precision(config.network):
         warn_on_stderr(slow)
 
@@ -166,7 +166,8 @@ def check_listen_host(host: str, port: int = 0) -> None:
 
 
 def check_open_files(processes: int) -> None:
-    """Raise the limit on open files to what one of so many processes may need; UserError where that may not be."""
+    """Raise the limit on open files to what one of so many processes may need, its own lanes among them; UserError
+    where that may not be."""
     needed = FILES_OF_A_PROCESS + FILES_FOR_EACH_OTHER * processes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

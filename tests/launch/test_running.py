@@ -156,3 +156,20 @@ def test_a_signal_while_a_run_that_has_ended_is_shown_a_last_time_does_not_lose_
 
 def crash(*_: object, **__: object) -> None:
     raise ZeroDivisionError("of this test")
+
+
+def test_a_life_that_cannot_count_its_starts_has_an_end_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "ForkServer", lambda **_: nullcontext())
+    monkeypatch.setattr(running, "check_machine", lambda *_: None)
+    monkeypatch.setattr(running, "refuse_unbuildable", lambda *_: None)
+    config = parse_train(["CartPole-v1"]).config(1)
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
+        folder.end_life("finished", "score reached")
+    (folder.path / "logs" / "rank-0.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        running.train(config, folder.path, resume=True, command="dba3c")
+    assert folder.status() == "finished"  # not "broken", as of a life without an end
+    assert folder.life()["ended"]["outcome"] == "failed"
+    assert "rank-0.json" in folder.life()["ended"]["reason"]

@@ -193,9 +193,10 @@ def test_words_that_mean_nothing_to_a_study_are_refused(tmp_path, capsys, monkey
     ],
 )
 def test_words_for_every_run_change_nothing_that_its_points_differ_in(tmp_path, capsys, words, why):
-    asked = ["study", "scaling", "--values", "1", "2", "--into", str(tmp_path / "study"), "--", *words.split()]
-    assert main(asked) == 2
-    assert why in capsys.readouterr().err and not (tmp_path / "study").exists()
+    for values in ("1 2", "1"):
+        asked = f"study scaling --values {values} --into".split()
+        assert main([*asked, str(tmp_path / "study"), "--", *words.split()]) == 2
+        assert why in capsys.readouterr().err and not (tmp_path / "study").exists()
 
 
 def test_a_study_of_another_name_is_not_listed_for_it(tmp_path, capsys):

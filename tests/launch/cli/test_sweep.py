@@ -64,6 +64,9 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, 
     assert "--trials is of a search" in refused(capsys, "sweep", "CartPole-v1", *two, "--trials", "3")
     assert "--seeds must be at least 1" in refused(capsys, "sweep", *two, "--seeds", "0")
     assert "--learning-rate is given twice" in refused(capsys, "sweep", *two, *two)
+    assert "--lr is given twice, as --learning-rate too" in refused(capsys, "sweep", *two, "--lr", "1e-2")
+    fixed_too = ("--num-workers", "4", "--workers", "1", "2")
+    assert "--workers is given twice, as --num-workers too" in refused(capsys, "sweep", *fixed_too)
     assert "--search cannot be 'opuna'" in refused(capsys, "sweep", *two, "--search", "opuna")
     late = refused(capsys, "sweep", "--into", "here", "CartPole-v1", *two)
     assert "CartPole-v1 belongs to no option; ENV comes first: dba3c sweep ENV --into" in late
