@@ -85,7 +85,7 @@ class RunConfig:
     stop_score: float | None = option(None, above=-math.inf, below=math.inf)
     """End when the mean score of the last --stop-games finished games reaches it."""
 
-    stop_games: int = option(50, least=1)
+    stop_games: int = option(50, least=1, below=1 << 63)
     """Games in that mean (the 2017 paper: 50 consecutive games)."""
 
     max_hours: float | None = option(None, above=0)

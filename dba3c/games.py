@@ -67,7 +67,10 @@ def evaluate(
             env_threads=env_threads,
             on_game=lambda episode: progress.advance(task),
         )
-    evaluation.save(into)
+    try:
+        evaluation.save(into)
+    except UserError as error:  # after minutes of playing
+        raise UserError(f"{error}; what was played: {evaluation.summary}") from error
     return evaluation
 
 

@@ -25,6 +25,7 @@ from dba3c.metrics.watch import watched
 from dba3c.own_code import name_of
 from dba3c.resuming import changed_on_resume
 from dba3c.runs.ending import STOP_COMMAND
+from dba3c.runs.files import resolved
 from dba3c.runs.folder import RunFolder
 from launch import running
 from launch.cli.configuration import said_of_samples, words_of
@@ -167,7 +168,7 @@ def _search_path() -> list[str]:
 def _train(
     config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool, told: Sequence[str] = ()
 ) -> Run:
-    folder = run_dir.expanduser().absolute()  # the program may go elsewhere before the run has ended
+    folder = resolved(run_dir)  # the program may go elsewhere before the run has ended
     path = _search_path()
     if current_thread() is main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known

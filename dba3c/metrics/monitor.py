@@ -25,7 +25,7 @@ from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import PER_START, RunProcess
 from dba3c.runs.ending import RunEnd
-from dba3c.runs.files import is_there
+from dba3c.runs.files import is_there, resolved
 from dba3c.runs.folder import RunFolder
 from param_servers.errors import first_line
 
@@ -212,7 +212,7 @@ def export(
     if run.is_committed:
         raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
     (sink,) = make_sinks([to])
-    folder = Path(into).expanduser().resolve() if into is not None else run.path / "exports"
+    folder = resolved(into) if into is not None else run.path / "exports"
     if folder == run.path:
         raise UserError(f"{folder} is where the run's own trackers write: choose another folder (--into)")
     places = (folder / to, folder / f"{to}.db", folder / f".{to}")

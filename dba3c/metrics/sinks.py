@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from dba3c.errors import UserError
 from dba3c.metrics.charts import Event, Point
 from dba3c.metrics.registry import tracker_name
+from dba3c.runs.files import printable
 from dba3c.runs.folder import RunFolder
 from param_servers.errors import first_line
 
@@ -66,7 +67,7 @@ def flat_names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from flat_names(value, f"{prefix}{key}/")
         else:
-            yield f"{prefix}{key}", value if isinstance(value, (str, int, float, bool)) else str(value)
+            yield f"{prefix}{key}", value if isinstance(value, (int, float, bool)) else printable(str(value))
 
 
 class Sink(Protocol):

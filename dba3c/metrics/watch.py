@@ -327,10 +327,11 @@ class Watcher:
         self._told: set[str] = set()
         self._unreadable_since_s = math.inf
 
-    def look(self, now_s: float | None = None) -> None:
-        """Shows the run as it is at `now_s`, by default as it was at its newest record."""
-        for record in self._reader.poll():
-            self._summary.add(record)
+    def look(self, now_s: float | None = None, last: bool = False) -> None:
+        """Shows the run as it is at `now_s`, by default as it was at its newest record.
+
+        Raises UserError at the `last` look where some of the run cannot be read: what can is shown before.
+        """
         try:
             self._summary.facts = replace(self._summary.facts, lives=RunFacts.of(self.run).lives)
         except (UserError, OSError) as error:
@@ -339,7 +340,11 @@ class Watcher:
             disk = shutil.disk_usage(self.run.path)  # some file systems say nothing of themselves: 0 of 0
             if disk.total and not disk.free:  # whoever has something to say of it says it to a file there
                 self._warn_once(f"the disk of {self.run.path} is full: no checkpoint and no record can be written")
-        self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
+        try:
+            for record in self._reader.poll(last):
+                self._summary.add(record)
+        finally:
+            self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
 
     def status(self) -> str:
         """See `RunFolder.status`; "live" while it cannot be read, but for a minute: then that is raised."""
@@ -361,7 +366,7 @@ class Watcher:
     def close(self) -> None:
         """A last look, which stays on the screen."""
         try:
-            self.look()
+            self.look(last=True)
         finally:
             self._view.close(self._summary)
 

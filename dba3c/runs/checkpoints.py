@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
-from dba3c.runs.files import checkpoint_steps
+from dba3c.runs.files import checkpoint_steps, resolved
 from dba3c.runs.folder import RunFolder
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigError
@@ -106,7 +106,7 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
 def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:
     """The run whose folder, or one of whose checkpoints, `path` is; and that checkpoint's step. Of a folder of seeds,
     as results/games/Pong, the first."""
-    found = Path(path).expanduser().resolve()
+    found = resolved(path)
     seeds = [run.parent for run in found.glob("seed-*/config.json")]
     if seeds and not (found / "config.json").exists():
         found = min(seeds, key=lambda seed: (len(seed.name), seed.name))

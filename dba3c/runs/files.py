@@ -11,13 +11,26 @@ from pathlib import Path
 from dba3c.errors import UserError, writing
 
 
-def write_atomically(path: Path, text: str) -> None:
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Absolute, without ~ and symbolic links. Raises UserError: nobody has that name, or links lead in a circle."""
+    try:
+        return Path(path).expanduser().resolve()
+    except RuntimeError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def printable(text: str) -> str:
+    """A name for a page or a tracker, with escapes for bytes of a file's name that are no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that a reader, or a crash, sees the old content or the new, never a part.
 
     Raises:
         UserError: the file system refuses.
     """
-    with _written_beside(path, text, 0o644) as temporary:
+    with _written_beside(path, content, 0o644) as temporary:
         os.replace(temporary, path)
 
 
@@ -38,14 +51,14 @@ def write_once(path: Path, text: str, mode: int = 0o644) -> bool:
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, text: str, mode: int) -> Iterator[Path]:
-    """The text on the disk, in a file beside `path` that is gone afterwards. Until then OSErrors are UserErrors."""
+def _written_beside(path: Path, content: str | bytes, mode: int) -> Iterator[Path]:
+    """The content on the disk, in a file beside `path` that is gone afterwards. Until then OSErrors are UserErrors."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with writing(path):
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             yield temporary

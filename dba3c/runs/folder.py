@@ -28,7 +28,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
 from dba3c.runs.contents import CURVE_FILE, FOLDERS, refuse_strangers, refuse_what_is_there, runs_beneath
-from dba3c.runs.files import check_writable, is_there, write_atomically, write_once
+from dba3c.runs.files import check_writable, is_there, resolved, write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held, taken_over
 
 SECRET_VARIABLE = "DBA3C_SECRET"
@@ -70,7 +70,7 @@ class RunFolder:
             UserError: it holds a run, none to resume, or other things; somebody has it; it cannot be written.
         """
         cls.refuse_launch(path, resume)
-        folder = Path(path).expanduser().resolve()
+        folder = resolved(path)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = RunLock.acquire(folder, life.get("launch_id", ""))
@@ -96,7 +96,7 @@ class RunFolder:
     @classmethod
     def refuse_launch(cls, path: str | os.PathLike[str], resume: bool) -> None:
         """Raise UserError where `launch` would for what is there, at once and without taking it."""
-        folder = Path(path).expanduser().resolve()
+        folder = resolved(path)
         if is_there(folder):
             refuse_held(folder)
         refuse_what_is_there(folder, resume)
@@ -104,7 +104,7 @@ class RunFolder:
     @classmethod
     def refuse_unusable(cls, path: str | os.PathLike[str]) -> None:
         """Raise UserError where `launch` would, as far as anybody can see it who shares the folder."""
-        folder = Path(path).expanduser().resolve()
+        folder = resolved(path)
         if folder.is_dir():
             refuse_strangers(folder)
         check_writable(folder)
@@ -126,7 +126,7 @@ class RunFolder:
         of a launch with a name is then followed. With `run_name` for whichever life of that name has begun since
         `since_s`. `while_waiting` may raise, which ends the wait.
         """
-        folder = Path(path).expanduser().resolve()
+        folder = resolved(path)
         began_s = time.monotonic()
         while True:
             run = cls(folder)

@@ -70,7 +70,11 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
         UserError: no run, a broken one, too few steps, none of them timed, or M cannot be known.
     """
     seen = _Seen()
-    known = {round(_read(RunFolder.open(path), seen)) for path in paths} - {0}
+    runs = [RunFolder.open(path) for path in paths]
+    folder, times = Counter(run.path for run in runs).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{folder} is given {times} times: its gradients would count as many times")
+    known = {round(_read(run, seen)) for run in runs} - {0}
     steps, names = sum(seen.counts), ", ".join(str(path) for path in paths)
     if not seen.has_workers:
         raise UserError(f"{names}: no records of workers: neither central inference nor a committed curve has any")

@@ -43,7 +43,7 @@ class Cluster:
     """Share of an update's transfer that unfair links keep from overlapping with its gradients' arrival
     (0: none, as with perfectly fair links; 1: all, as without cut-through)."""
 
-    link_unfairness: float = option(0.0, least=0, below=math.inf)
+    link_unfairness: float = option(0.0, least=0, most=10)
     """How unevenly n workers share a server's link without cut-through: standard deviation of the logarithm of a
     share, divided by √n (0: evenly; n beyond 8 counts as 8). With backup workers it helps: the first g gradients are
     there earlier."""
@@ -65,22 +65,22 @@ class ComputeTimes:
     their links or servers are given the same times (common random numbers).
     """
 
-    mean_s: float = option(least=0, below=math.inf)
+    mean_s: float = option(least=0, most=1e9)
     """Mean, before stragglers."""
 
-    variation: float = option(0.0, least=0, below=math.inf)
+    variation: float = option(0.0, least=0, most=1e3)
     """Standard deviation / mean between the steps of one worker."""
 
     samples_s: tuple[float, ...] = ()
     """Measured times; when there are some, they are drawn from (interpolated quantiles) and scaled to the mean."""
 
-    worker_variation: float = option(0.0, least=0, below=math.inf)
+    worker_variation: float = option(0.0, least=0, most=1e3)
     """Standard deviation / mean between workers: a slow machine stays slow."""
 
     straggler_probability: float = option(0.0, least=0, most=1)
     """Steps of a worker that take longer than that."""
 
-    straggler_slowdown: float = option(1.0, least=1, below=math.inf)
+    straggler_slowdown: float = option(1.0, least=1, most=1e9)
     """... by this factor."""
 
     def __post_init__(self) -> None:

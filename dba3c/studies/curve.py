@@ -16,7 +16,7 @@ from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.facts import RunFacts, stop_score
 from dba3c.runs.contents import CURVE_FILE
-from dba3c.runs.files import is_there, write_atomically
+from dba3c.runs.files import is_there, resolved, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
 from param_servers.errors import HAS_DIVERGED
@@ -128,8 +128,9 @@ def load_curves(paths: Iterable[str | Path], warn: Callable[[str], None] = warn_
     A broken run costs one line; raises UserError when none is left.
     """
     curves: dict[Path, Curve] = {}
-    for path in (Path(path).expanduser().resolve() for path in paths):
+    for given in paths:
         try:
+            path = resolved(given)
             if path in curves:
                 raise UserError(f"{path} is given twice")
             curves[path] = load_curve(path, warn=warn)

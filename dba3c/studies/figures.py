@@ -6,6 +6,7 @@ Learning curves, the figure that any runs have: the mean score of the last 50 ga
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.sinks import flat_names
+from dba3c.runs.files import printable, write_atomically
 from dba3c.studies.curve import Curve, check_chart, load_curves
 from dba3c.studies.statistics import (
     FEWEST_OF_IQM,
@@ -103,7 +105,7 @@ def label_axis(axes: Axes, which: str, chart: str) -> None:
 
 def plain(text: str) -> str:
     """A user's name or title for matplotlib, as it stands: no formula between $s, no label hidden for its first _."""
-    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
+    return ("\u200b" if text.startswith("_") else "") + printable(text).replace("$", r"\$")
 
 
 def legend_below(axes: Axes, **look: Any) -> None:
@@ -127,11 +129,19 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     stem = Path(path).with_suffix("") if Path(path).suffix in (".png", ".svg") else Path(path)
     if not stem.name:
         raise UserError(f"{path} is no figure's name: give one, as in learning_curves")
-    written = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    with writing(written[0]), rc_context({"svg.hashsalt": "dba3c", "svg.fonttype": "path"}):
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(written[0], dpi=_DOTS_PER_INCH, metadata={"Software": None})
-        figure.savefig(written[1], metadata={"Date": None})
+    looks: dict[str, dict[str, Any]] = {
+        "png": {"dpi": _DOTS_PER_INCH, "metadata": {"Software": None}},
+        "svg": {"metadata": {"Date": None}},
+    }
+    written = []
+    for kind, look in looks.items():
+        image, file = BytesIO(), stem.with_name(f"{stem.name}.{kind}")
+        with rc_context({"svg.hashsalt": "dba3c", "svg.fonttype": "path"}):
+            figure.savefig(image, format=kind, **look)
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, image.getvalue())
+        written.append(file)
     return written
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError, prefixed, writing
 from dba3c.metrics import registry as metric_registry
-from dba3c.runs.files import write_atomically
+from dba3c.runs.files import printable, resolved, write_atomically
 from dba3c.studies.curve import Curve, check_chart
 from dba3c.studies.figures import (
     IDEAL,
@@ -65,7 +65,7 @@ def plot_study(folder: str | Path, into: str | Path | None = None, results: Stud
     report = target / "report.html"
     with writing(report):
         target.mkdir(parents=True, exist_ok=True)
-        write_atomically(report, report_text(results, written, Path(folder).resolve().name))
+        write_atomically(report, printable(report_text(results, written, resolved(folder).name)))
     return [*written, report]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
+from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, refuse_a_run
 from dba3c.studies.figures import group_by_configuration
@@ -91,7 +92,7 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
     """A run's curve; None, and a line, where it has none or never trained: as a rate of 0 it would pass for slow."""
     told = prefixed(run.name, results.leave_out)
     try:
-        if not run.folder.exists():
+        if not is_there(run.folder):
             raise UserError("this seed has not been run")
         curve = replace(load_curve(run.folder, warn=told), name=run.name)
         if not np.nanmax(curve.recorded("progress/data_points"), initial=0) > 0:

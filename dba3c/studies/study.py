@@ -110,8 +110,10 @@ class Study:
     def save(self, folder: str | Path) -> None:
         """Declares the study in a folder; a folder that holds another one is refused.
 
-        More points or seeds of the same study are added to what is there.
+        More points or seeds of the same study are added to what is there. Raises UserError: another study, or a run.
         """
+        if is_there(Path(folder) / "config.json"):
+            raise UserError(f"{folder} is a run's folder: choose another for the study (--into)")
         path, declared = Path(folder) / STUDY_FILE, self.joined_with(folder)
         tree = asdict(declared if self.search is None else replace(declared, points=()))
         if self.search is None:
@@ -158,15 +160,15 @@ def load(folder: str | Path) -> Study:
         if search:
             axes = tuple(tuple(map(str, axis)) for axis in search["axes"])
             search = Search(trials=int(search["trials"]), words=tuple(map(str, search["words"])), axes=axes)
-        trees = tree.pop("points")
-        for trial in sorted(Path(folder).iterdir()) if search else ():
-            if is_there(trial / POINT_FILE):
-                trees.append(json.loads((trial / POINT_FILE).read_text(encoding="utf-8")))
-        points = tuple(_point(point) for point in trees)
+        points = [_point(point) for point in tree.pop("points")]
         seeds = tuple(int(seed) for seed in tree.pop("seeds"))
-        return Study(points=points, seeds=seeds, search=search, **tree)
+        for trial in sorted(Path(folder).iterdir()) if search else ():
+            if is_there(path := trial / POINT_FILE):
+                points.append(_point(json.loads(path.read_text(encoding="utf-8"))))
+        path = Path(folder) / STUDY_FILE
+        return Study(points=tuple(points), seeds=seeds, search=search, **tree)
     except OSError as error:
-        raise UserError(f"{folder} is no study: cannot read {path.name} ({error.strerror})") from error
+        raise UserError(f"{folder} is no study: cannot read {path.relative_to(folder)} ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not declare a study ({type(error).__name__}: {error})") from error
 
@@ -192,6 +194,8 @@ def _point(tree: dict[str, Any]) -> Point:
 
 # -- the built-in studies: what DBA3C's paper showed (arXiv 1801.02852), and what it left open -------------------------
 
+MOST_RUNS = 10_000
+"""Seeds of a study, or trials of a search; more are a slip."""
 MOST_SERVERS = 4
 """Of a scaling study, as in the 2017 system."""
 DBA3C_SCORES: dict[str, float | None] = {
@@ -214,11 +218,11 @@ class Shape:
     """Environment or preset."""
     values: tuple[int, ...] = ()
     """Workers (scaling), servers (parameter_servers) or backup workers (stragglers) to try."""
-    workers: int = 8
+    workers: int = option(8, least=1)
     """Workers, where they are not what is varied."""
-    servers: int = 2
+    servers: int = option(2, least=1)
     """Servers, where they are not what is varied."""
-    seeds: int = option(0, least=0)
+    seeds: int = option(0, least=0, most=MOST_RUNS)
     """How many seeds; 0: the study's own number."""
 
 

@@ -85,6 +85,9 @@ def _main(argv: Sequence[str] | None) -> int:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
         with harmless_output(), remembering_interrupts():
             return _run(arguments)
+    if sys.stdout is None:
+        print("dba3c: cannot write: stdout is closed", file=sys.stderr)
+        return USER_ERROR_EXIT
     with remembering_interrupts():
         return _run(arguments)
 

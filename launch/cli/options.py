@@ -10,13 +10,14 @@ import inspect
 import itertools
 import os
 import re
+import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import redirect_stderr, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import fields, is_dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_args, get_type_hints, is_typeddict
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -37,7 +38,7 @@ COMMON = (
     "run_dir", "seed", "total_frames", "stop_score", "max_hours", "track", "evaluators", "recorders",
 )  # fmt: skip
 """Options that `dba3c train --help` shows."""
-UNKNOWN = "Unrecognized options: "
+FEWEST_COLUMNS = 40
 Parsed = TypeVar("Parsed")
 _TYPED_DICT: Any = TypedDict  # made at run time, which type checkers do not follow
 _POSITION: Any = tyro.conf.Positional
@@ -137,22 +138,65 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
     """``words`` as a ``kind``; tyro's boxed complaint becomes one line that names the close options.
 
     Raises:
-        UserError: what tyro, or the configuration itself, refuses.
+        UserError: what tyro, or the configuration itself, refuses; an option that there is not, or a list without a
+            value, which would mean that list's default.
     """
+    said = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    known = _flags(kind)
+    for flag in said:
+        if flag not in known:
+            close = difflib.get_close_matches(flag, known, cutoff=0.7)
+            there_are = (
+                f"did you mean {' or '.join(close)}?" if close else f"{program} --help lists those that there are"
+            )
+            raise UserError(f"unknown option {flag}; {there_are}")
     complaint = StringIO()
     try:
-        with redirect_stderr(complaint):
+        with redirect_stderr(complaint), _terminal_that_has_room():
             parsed: Parsed = tyro.cli(
                 kind, args=list(words), prog=program, description=description, config=(tyro.conf.OmitArgPrefixes,),
                 registry=_values,
             )  # fmt: skip
-            return parsed
+        for name, value in vars(parsed).items() if is_dataclass(kind) else ():
+            if value == () and "--" + name.replace("_", "-") in said:
+                raise UserError(f"--{name.replace('_', '-')} needs a value")
+        return parsed
     except ConfigError as error:
         raise UserError(str(error)) from error
     except SystemExit as ended:
         if not ended.code:
             raise
-        raise UserError(_one_line(complaint.getvalue(), kind)) from None
+        raise UserError(_one_line(complaint.getvalue())) from None
+
+
+def _flags(kind: Any) -> dict[str, None]:
+    """Every option of a type that `parse` reads, in order, by each of its names."""
+    flags = dict.fromkeys(["--help"])
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        said = getattr(hint, "__metadata__", ())
+        own = get_args(hint)[0] if said else hint
+        if is_typeddict(own):
+            flags |= _flags(own)
+        elif _POSITION not in said:
+            flags["--" + name.replace("_", "-")] = None
+            flags |= dict.fromkeys(alias for each in said for alias in getattr(each, "aliases", None) or ())
+            flags |= dict.fromkeys(["--no-" + name.replace("_", "-")] if own is bool else [])
+    return flags
+
+
+@contextmanager
+def _terminal_that_has_room() -> Iterator[None]:
+    """In fewer columns than a box's frame takes tyro would look for room without an end."""
+    before = os.environ.get("COLUMNS")
+    if shutil.get_terminal_size().columns < FEWEST_COLUMNS:
+        os.environ["COLUMNS"] = str(FEWEST_COLUMNS)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["COLUMNS"] = before
+        else:
+            os.environ.pop("COLUMNS", None)
 
 
 def refuse_given(arguments: Any, names: Iterable[str], why: str) -> None:
@@ -212,14 +256,14 @@ REWORDED = (
     (r"Missing value for argument '(--[\w-]+)", "{0} needs a value"),
     (r"Missing from [^:]*: (--[\w-]+) \S+ (.*?) \(required\)", "{0} is missing: {1}"),
     (r"Missing from [^:]*: (\S+) (.*?) \(required\)", "{0} is missing: {1}"),
-    (r"Unrecognized options: ([^-][^,]*?)(?:,| For full|$)", "{0} belongs to no option"),
+    (r"Unrecognized options: ([^,]*?)(?:,| For full|$)", "{0} belongs to no option"),
 )
 """What tyro says, and what we do."""
 INVALID_CHOICE = re.compile(r"invalid choice '(.*?)' for argument '(--[\w-]+).*?'\. Expected one of \((.*?)\)")
 
 
-def _one_line(complaint: str, kind: type) -> str:
-    """tyro's boxes, without frames: what is wrong, and the nearest options where one is unknown."""
+def _one_line(complaint: str) -> str:
+    """tyro's boxes, without frames: what is wrong."""
     rows = [row.strip("│╭╮╰╯ ").strip() for row in complaint.splitlines()]
     rows = [row for row in rows if row and not row.startswith("─")]
     text = " ".join(rows)
@@ -229,15 +273,5 @@ def _one_line(complaint: str, kind: type) -> str:
     if found := INVALID_CHOICE.search(text):
         given, flag, choices = found.groups()
         return f"{flag} cannot be {given!r}; {did_you_mean(given, choices.replace(chr(39), '').split(', '))}"
-    unknown = next((row.removeprefix(UNKNOWN).split(",")[0] for row in rows if row.startswith(UNKNOWN)), "")
-    if not unknown:
-        sentences = (row for row in rows if not row.startswith(("--", "(", "For full helptext", "Argument helptext")))
-        return " ".join([*sentences][:2]) or "bad options"
-    if is_dataclass(kind):
-        kinds = get_type_hints(kind, include_extras=True)
-        options = [name for name, hint in kinds.items() if _POSITION not in getattr(hint, "__metadata__", ())]
-        names = ["--" + name.replace("_", "-") for name in options]
-        return f"unknown option {unknown}; {did_you_mean(unknown, names)}"
-    names = [word.rstrip(",") for row in rows if row.startswith("--") for word in row.split() if word.startswith("--")]
-    close = difflib.get_close_matches(unknown, names) or names[:3]
-    return f"unknown option {unknown}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    sentences = (row for row in rows if not row.startswith(("--", "(", "For full helptext", "Argument helptext")))
+    return " ".join([*sentences][:2]) or "bad options"

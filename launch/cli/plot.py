@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from dba3c.errors import UserError
+from dba3c.runs.files import is_there
 from dba3c.studies.figures import plot_runs
 from dba3c.studies.report import plot_metric, plot_study
 from dba3c.studies.results import commit_into
@@ -62,7 +64,7 @@ class PlotArguments:
 
 def plot(words: Sequence[str]) -> int:
     """dba3c plot STUDY, or dba3c plot RUN..."""
-    if not any((Path(word) / STUDY_FILE).exists() for word in words if not word.startswith("-")):
+    if not any(_holds_a_study(word) for before, word in pairwise(["", *words]) if _is_a_folder(before, word)):
         return _plot_runs(words)
     arguments = parse(PlotStudyArguments, words, "dba3c plot")
     if arguments.x is not None and arguments.y is None:
@@ -75,6 +77,18 @@ def plot(words: Sequence[str]) -> int:
         return 0
     print(*plot_study(arguments.study, arguments.into), sep="\n")
     return 0
+
+
+def _is_a_folder(before: str, word: str) -> bool:
+    """Whether a word, and the one before it, are what is to be drawn: no option, and no option's value."""
+    return not word.startswith("-") and (not before.startswith("--") or "=" in before)
+
+
+def _holds_a_study(word: str) -> bool:
+    try:
+        return is_there(Path(word) / STUDY_FILE)
+    except UserError:  # of a run among others, which is left out with a line
+        return False
 
 
 def _plot_runs(words: Sequence[str]) -> int:

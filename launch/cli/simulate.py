@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError, warn_on_stderr, writing
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
@@ -140,10 +142,11 @@ def simulate(words: Sequence[str]) -> int:
         )
         rows += [[nodes, *cells(setup, outcome)] for setup, outcome in found.items()]
     if arguments.output is not None:
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(rows)
         with writing(arguments.output):
             arguments.output.parent.mkdir(parents=True, exist_ok=True)
-            with arguments.output.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file, lineterminator="\n").writerows(rows)
+        write_atomically(arguments.output, table.getvalue())
     return 0
 
 

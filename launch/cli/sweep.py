@@ -14,7 +14,7 @@ from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
 from dba3c.studies.statistics import points
-from dba3c.studies.study import STUDY_FILE, Run, Search, Study, load
+from dba3c.studies.study import MOST_RUNS, STUDY_FILE, Run, Search, Study, load
 from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
 from launch.cli.options import parse
 from launch.cli.study import (
@@ -27,9 +27,9 @@ from launch.cli.study import (
 )
 from launch.local.child import STOP_SIGNALS
 from launch.slurm import job as slurm_job
+from param_servers.config import option
 
 REFUSED = {"seed": "a sweep has --seeds N", "run-dir": "a sweep has --into", "resume": "the same sweep again goes on"}
-TRIALS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class SweepArguments(GridArguments):
     1e-4..1e-2. Called again, or with --into alone, it goes on where it was, and ends with a table of its points.
     """
 
-    seeds: int = 3
+    seeds: int = option(3, least=1, most=MOST_RUNS)
     """How many runs of each point."""
 
     search: Literal["optuna"] | None = None
     """Draw the points, knowing how good those before were."""
 
-    trials: int = TRIALS
+    trials: int = option(20, least=1, most=MOST_RUNS)
     """--search: how many points are drawn."""
 
 
@@ -55,9 +55,6 @@ def sweep(words: Sequence[str]) -> int:
     """dba3c sweep [ENV] [OPTIONS]"""
     own, common, axes = split(words)
     arguments = parse(SweepArguments, own, "dba3c sweep [ENV|PRESET] [TRAIN OPTIONS]")
-    for name in ("seeds", "trials"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     if axes and arguments.search is None and "--trials" in own:
         raise UserError("--trials is of a search: --search optuna")
     folder = arguments.into or Path("studies") / name_of(common, axes)

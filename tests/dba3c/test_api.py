@@ -1,7 +1,9 @@
 """`import dba3c`: quick, and all that its page names; runs are read, played with and filmed by their folders."""
 
+import errno
 import functools
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from dba3c import games
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
+from dba3c.evaluation import evaluator
 from dba3c.runs.folder import RunFolder
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -106,6 +109,23 @@ def test_games_are_not_played_whose_scores_could_not_be_kept(make_run, write_che
     monkeypatch.setattr("dba3c.evaluation.evaluator.evaluate", lambda *_, **__: pytest.fail("games were played"))
     with pytest.raises(UserError, match=r"cannot write .*evaluations"):
         dba3c.evaluate(folder.path, games=3)
+
+
+def test_what_was_played_is_said_where_it_cannot_be_kept(make_run, write_checkpoint, monkeypatch):
+    run = make_run(CARTPOLE)
+    write_checkpoint(run, CARTPOLE, step=1)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def played(*_, **__):
+        monkeypatch.setattr(os, "fsync", full)
+        return play(*_, **__)
+
+    play = evaluator.evaluate
+    monkeypatch.setattr(evaluator, "evaluate", played)
+    with pytest.raises(UserError, match=r"No space left on device; what was played: mean"):
+        games.evaluate(run.path, games=2)
 
 
 def test_a_committed_run_is_played_filmed_and_read_and_nothing_is_written_into_it(

@@ -1,7 +1,10 @@
 """What a person sees of a run."""
 
+import errno
 import io
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -302,6 +305,20 @@ def test_a_folder_that_cannot_be_read_for_a_while_is_said_once_and_looked_at_aga
     assert view.shows == 3 and capsys.readouterr().err.count("cannot read meta.json: Input/output error") == 1
     monkeypatch.undo()
     assert watcher.status() == "finished"
+
+
+def test_records_that_cannot_be_read_are_no_run_without_records(make_up_run, monkeypatch):
+    run, view, open_path = make_up_run(seconds=2), Looks(), Path.open
+
+    def lost(path, *how, **named):
+        if path.suffix == ".jsonl":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return open_path(path, *how, **named)
+
+    monkeypatch.setattr(Path, "open", lost)
+    with pytest.raises(UserError, match=r"worker-0\.jsonl cannot be read \(Input/output error\)"):
+        watch(run.path, view)
+    assert view.closed and view.shows == 1
 
 
 def test_a_folder_that_cannot_be_read_for_a_minute_is_no_longer_watched(make_up_run, monkeypatch):

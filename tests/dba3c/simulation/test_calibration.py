@@ -103,6 +103,12 @@ def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
             calibrate([untimed.path], model_bytes=1e6)
 
 
+def test_a_run_that_is_given_twice_does_not_count_twice(tmp_path, monkeypatch):
+    run = run_with_times(tmp_path / "run", monkeypatch, [0.1] * 100)
+    with pytest.raises(UserError, match="run is given 2 times: its gradients would count as many times"):
+        calibrate([run.path, tmp_path / "." / "run"], model_bytes=1e6)
+
+
 def test_a_fit_finds_the_cluster_that_made_the_points():
     hidden = Cluster(bytes_per_s=1.0, latency_s=0.004, wire_efficiency=0.9, overlap_lost=0.4, link_unfairness=0.15)
     points = [

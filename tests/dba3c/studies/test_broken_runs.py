@@ -1,6 +1,9 @@
 """Whatever is broken in one run of a study costs one clear line; the rest is drawn."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,8 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.report import FIGURES
 from dba3c.studies.results import read_results
-from dba3c.studies.study import STUDIES, SWEEP, Point, Study
+from dba3c.studies.study import STUDIES, SWEEP, Point, Study, load
+from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 
@@ -133,3 +137,70 @@ def test_a_study_of_nothing_but_broken_runs_is_an_error(study):
         (seed / "config.json").write_text("[]")
     with pytest.raises(UserError, match="nothing of the study"):
         read_results(study)
+
+
+def test_a_run_that_may_not_be_looked_at_is_left_out_and_the_rest_is_drawn(study, tmp_path, capsys, monkeypatch):
+    hidden, stat = study / "workers-2" / "seed-0", Path.stat
+
+    def denied(path, **how):
+        if path == hidden or hidden in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    told, page = plotted(study, capsys)
+    assert f"workers-2/seed-0: cannot read {hidden}: Permission denied" in told
+    assert page.count("data:image/svg+xml") == 4
+    runs = [str(hidden), str(study / "workers-4" / "seed-0")]
+    assert main(["plot", *runs, "--into", str(tmp_path / "curve")]) == 0
+    assert "left out: cannot read" in capsys.readouterr().err and (tmp_path / "curve.png").exists()
+
+
+def test_a_figure_is_as_it_was_where_a_new_one_has_no_room(study, tmp_path, capsys, monkeypatch):
+    words = ["plot", str(study / "workers-2" / "seed-0"), "--into", str(tmp_path / "curve")]
+    table = ["simulate", "--nodes", "4", "--steps", "2", "--output", str(tmp_path / "table.csv")]
+    assert main(words) == 0 and main(table) == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert {path.name for path in before} == {"curve.png", "curve.svg", "table.csv"}
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for again in ([*words, "--title", "another"], [*table, "--seed", "1"]):
+        capsys.readouterr()
+        assert main(again) == 2
+        assert capsys.readouterr().err.endswith("No space left on device\n")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_the_folder_that_figures_go_to_is_not_taken_for_what_is_drawn(study, tmp_path):
+    run = study / "workers-2" / "seed-0"
+    assert main(["plot", "--into", str(study), "--title", str(study), str(run)]) == 0
+    assert (tmp_path / "study.png").exists()
+
+
+def test_names_that_are_no_text_are_drawn_reported_and_exported(study, tmp_path):
+    named = study.rename(tmp_path / os.fsdecode(b"st\xfcdy"))
+    for run in named.glob("workers-*/seed-0"):
+        run.rename(run.with_name(os.fsdecode(b"seed-0")))
+    assert main(["plot", str(named)]) == 0
+    assert "st\\udcfcdy" in (named / "figures" / "report.html").read_text(encoding="utf-8")
+    run = (named / "workers-2" / "seed-0").rename(tmp_path / os.fsdecode(b"r\xfcn"))
+    assert main(["plot", str(run), str(named / "workers-4" / "seed-0"), "--into", str(tmp_path / "curve")]) == 0
+    assert main(["export", str(run), "--to", "tensorboard", "--into", str(tmp_path / "exported")]) == 0
+
+
+def test_a_trial_that_cannot_be_read_is_named(tmp_path):
+    searched(("breakout",), [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path)
+    (tmp_path / "trial-0").mkdir()
+    (tmp_path / "trial-0" / "point.json").write_text("{")
+    with pytest.raises(UserError, match=r"trial-0/point\.json does not declare a study"):
+        load(tmp_path)
+
+
+def test_a_study_is_not_declared_in_a_run_s_folder(study):
+    run = study / "workers-2" / "seed-0"
+    with pytest.raises(UserError, match="is a run's folder: choose another for the study"):
+        load(study).save(run)
+    assert not (run / "study.json").exists()

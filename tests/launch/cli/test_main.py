@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def test_a_path_that_the_system_refuses_is_one_line(words: str, capsys: pytest.C
     name = "x" * 300
     assert main([*words.split(), name]) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(rf"dba3c: (?:cannot read )?\S*{name}\S*: File name too long\n", said)
+    assert re.match(rf"dba3c: (?:warning: left out: )?(?:cannot read )?\S*{name}\S*: File name too long\n", said)
 
 
 def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(
@@ -56,3 +57,55 @@ def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(
     monkeypatch.setattr("launch.cli.runs.train", interrupted)
     assert main(["train", "CartPole-v1"]) == 130
     assert capsys.readouterr().err == "dba3c: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "words", ["watch RUN", "stop RUN", "plot RUN", "sbatch breakout_64nodes", "study scaling --slurm"]
+)
+def test_what_is_printed_to_a_closed_output_has_failed(words: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launch", *words.split()]
+    said = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (2, "dba3c: cannot write: stdout is closed\n")
+
+
+@pytest.mark.parametrize("command", ["watch", "stop", "plot", "resume", "evaluate", "train CartPole-v1 --run-dir"])
+def test_a_home_of_nobody_and_links_in_a_circle_are_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for path in ("~nobody-has-this-name/run", str(tmp_path / "a")):
+        assert main([*command.split(), path]) == 2
+        said = capsys.readouterr().err
+        assert "cannot read" in said and path in said and said.splitlines()[-1].startswith("dba3c: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train CartPole-v1 --stop-games 1e19",
+        "simulate --link-unfairness 20",
+        "simulate --compute-variation 1e200",
+        "simulate --compute-ms 1e300",
+        "simulate --straggler-probability 0.5 --straggler-slowdown 1e300",
+        "study architectures --workers 0",
+        "study scaling --seeds 1e30",
+        "sweep CartPole-v1 --learning-rate 1e-3 1e-4 --seeds 1e30",
+        "simulate --run",
+        "study scaling --values",
+    ],
+)
+def test_numbers_beyond_use_and_lists_of_nothing_are_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and not said.out and not [*tmp_path.iterdir()]

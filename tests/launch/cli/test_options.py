@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import fields
 from importlib.metadata import version
@@ -154,7 +155,7 @@ def test_of_two_presets_the_word_says_what_is_learned_and_the_option_how() -> No
     ("words", "why"),
     [
         ("breakout --worker 3", "unknown option --worker; did you mean --workers"),
-        ("breakout --envs-per-workr=3", "unknown option --envs-per-workr=3; did you mean --envs-per-worker"),
+        ("breakout --envs-per-workr=3", "unknown option --envs-per-workr; did you mean --envs-per-worker"),
         ("breakout --banana 3", "unknown option --banana"),
         ("breakout pong", "pong belongs to no option"),
         ("breakout --workers two", "--workers takes a whole number, not 'two'"),
@@ -220,8 +221,12 @@ def test_no_servers_are_what_an_exchange_without_servers_has() -> None:
         (["trian"], "dba3c: no command is called 'trian'; did you mean train?"),
         (["train", "--preset", "ppoo"], "dba3c: no preset is called 'ppoo'; did you mean ppo?"),
         (["evaluate"], "dba3c: PATH is missing: The run's folder"),
+        (["evaluate", "--game", "3"], "dba3c: unknown option --game; did you mean --games?"),
         (["evaluate", "RUN", "--game", "3"], "dba3c: unknown option --game; did you mean --games?"),
-        (["evaluate", "RUN", "--banana"], "dba3c: unknown option --banana; there are --step, --actions"),
+        (
+            ["evaluate", "RUN", "--banana"],
+            "dba3c: unknown option --banana; dba3c evaluate --help lists those that",
+        ),
     ],
 )
 def test_commands_say_what_is_wrong_in_one_line(
@@ -369,3 +374,18 @@ def test_resume_as_one_of_several_ranks_names_what_ranks_run(
 def test_what_one_kind_of_simulation_does_not_read_is_refused_by_it(words: str, why: str) -> None:
     with pytest.raises(UserError, match=f"^{why}$"):
         simulate(words.split())
+
+
+@pytest.mark.parametrize("columns", [1, 5, 30, 300])
+def test_a_terminal_of_any_width_gets_help_and_the_same_line(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["evaluate", "RUN", "--games", "x" * 100]) == 2
+    assert capsys.readouterr().err.startswith("dba3c: --games takes a whole number, not '")
+    assert main(["train", "CartPole-v1", "--max-core-hour", "3"]) == 2
+    assert capsys.readouterr().err.startswith("dba3c: unknown option --max-core-hour; did you mean --max-core-hours")
+    with pytest.raises(SystemExit):
+        main(["stop", "--help"])
+    assert "usage: dba3c stop" in capsys.readouterr().out
+    assert os.environ["COLUMNS"] == str(columns)

@@ -99,7 +99,7 @@ def test_the_limit_on_open_files_is_raised_or_the_run_refused(monkeypatch):
     assert now == [resources.FILES_OF_A_PROCESS + 100 * resources.FILES_FOR_EACH_OTHER, 1000]
     with pytest.raises(UserError, match="no more than 1,000 are allowed here"):
         check_open_files(1000)
-    lanes = parse_train("CartPole-v1 --lanes 256 --envs-per-worker 256".split()).config(1)
+    lanes = parse_train(["CartPole-v1", "--lanes", "256", "--envs-per-worker", "256"]).config(1)
     with pytest.raises(UserError, match="257 processes may need 1,092 open files"):
         resources.check_machine(lanes, 2)
 
