@@ -5,7 +5,8 @@
 3. `push` first looks, without waiting, whether a newer version exists: then the gradient is stale and its bytes are
    saved; else every shard is sent its slice at once; the answer comes by name, or as a newer version;
 4. a link that breaks is dialled again, within a stated time; a slice that may have been lost is sent again under
-   the same number, so it counts once.
+   the same number, so it counts once. So is one that stays silent behind the others' term: a server that hangs keeps
+   its link, and another may have its place.
 """
 
 import contextlib
@@ -71,6 +72,7 @@ class ServersExchange:
         self._life = new_life()
         self._plan, self._resolve, self._asynchronous = plan, resolve, exchange_config.exchange == "async"
         self._answer_timeout_s, self._return_s = timeouts.answer_s, timeouts.return_s
+        self._silence_s = timeouts.silence_s
         self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
         self._new_hub: Callable[[], Hub] = lambda: Hub(secret, self.receive_into, silence_timeout_s=timeouts.silence_s)
@@ -84,6 +86,8 @@ class ServersExchange:
             for shard in range(plan.num_shards)
         ]
         self._linked: set[int] = set()
+        self._heard = [(0, 0.0)] * plan.num_shards
+        """Of each link its newest term, and when it said something last."""
         self._must_ask = True
         self._closed = False
         self._rejected_in_a_row = 0
@@ -202,13 +206,21 @@ class ServersExchange:
         Raises:
             PeerLost: a server could not be reached for too long.
         """
+        now_s = self._now_s()
+        if self.connected:
+            self._leave_who_hangs(now_s)
         if not self.connected:
-            now_s = self._now_s()
             for shard, server in enumerate(self.servers):
                 if shard not in self._linked:
                     self._dial(shard, server, now_s)
         elif self._must_ask or self.state.must_ask:
             self._ask()
+
+    def _leave_who_hangs(self, now_s: float) -> None:
+        for shard, (term, heard_s) in enumerate(self._heard):
+            if term < self.state.newest[0] and now_s - heard_s > self._silence_s:
+                self._hub.close(self.servers[shard])
+                self.handle(Left(self.servers[shard], f"it is silent in term {term}, and others are in a newer one"))
 
     def _dial(self, shard: int, server: Peer, now_s: float) -> None:
         what = f"worker {self.worker} cannot reach {server}"
@@ -284,12 +296,14 @@ class ServersExchange:
 
     def _joined(self, shard: int) -> None:
         self._linked.add(shard)
+        self._heard[shard] = self.state.newest[0], self._now_s()
         self._redials[shard].succeeded(self._return_s)
         self._must_ask = True
         if push := self.state.open_push:
             self._send_slice(shard, push)
 
     def _hear(self, shard: int, header: Header, payload: memoryview) -> None:
+        self._heard[shard] = max(self._heard[shard][0], header.term), self._now_s()
         if header.kind == Kind.PARAMETERS:
             self.state.arrived(shard, header)
         elif header.kind in (Kind.SEALED, Kind.ABORTED):

@@ -40,6 +40,7 @@ def serve(
     plan: ShardPlan = PLAN,
     shard: int = 0,
     optimizer: OptimizerConfig = RMSPROP,
+    incarnation: int = 0,
 ) -> ParameterServer:
     return ParameterServer(
         shard=shard,
@@ -49,6 +50,7 @@ def serve(
         exchange_config=config,
         resolve=addresses.get,
         secret=SECRET,
+        incarnation=incarnation,
         publish_address=lambda host, port: addresses.update({shard: (host, port)}),
         should_stop=lambda step, data_points: "enough" if end.is_set() else None,
     )
@@ -198,21 +200,27 @@ def majority(secret: bytes = SECRET, **settings: Any) -> MajorityExchange:
 class Serving:
     """The servers of one worker, or some, each running in a thread, and what they say."""
 
-    def __init__(self, num_workers: int = 1, plan: ShardPlan = PLAN, optimizer: OptimizerConfig = RMSPROP) -> None:
+    def __init__(
+        self,
+        num_workers: int = 1,
+        plan: ShardPlan = PLAN,
+        optimizer: OptimizerConfig = RMSPROP,
+        step_timeout_s: float = 20.0,
+    ) -> None:
         self.config = ExchangeConfig(
             exchange="servers",
             num_workers=num_workers,
             num_servers=plan.num_shards,
             join_timeout_s=20,
-            step_timeout_s=20,
+            step_timeout_s=step_timeout_s,
         )
         self.plan = plan
         self.addresses: dict[int, tuple[str, int]] = {}
         self.end = threading.Event()
-        servers = [
+        self.servers = [
             serve(self.config, self.addresses, self.end, plan, shard, optimizer) for shard in range(plan.num_shards)
         ]
-        self.threads = [threading.Thread(target=server.run) for server in servers]
+        self.threads = [threading.Thread(target=server.run) for server in self.servers]
 
     def __enter__(self) -> "Serving":
         for thread in self.threads:
@@ -350,4 +358,28 @@ def test_of_two_processes_that_are_the_same_server_the_first_ends_and_says_why()
             threading.excepthook = hook
         assert said == ["server 1 was turned away by server 0: another process connected as server 1, incarnation 0"]
         wait_until(lambda: run.trains(worker), "training")  # what was on its way while they changed places is void
+        worker.close()
+
+
+def test_a_worker_leaves_a_server_that_hangs_for_the_one_that_has_its_place() -> None:
+    """The host of the first is alive: its kernel acknowledges whatever comes, and its links hold."""
+    wakes, said = threading.Event(), list[str]()
+    with Serving(plan=PLAN_OF_TWO, step_timeout_s=2) as run:
+        worker = run.worker()
+        assert run.trains(worker)
+        run.servers[1].look_at_the_clock = wakes.wait  # type: ignore[method-assign, assignment]
+        first, run.threads[1] = (
+            run.threads[1],
+            threading.Thread(target=serve(run.config, run.addresses, run.end, PLAN_OF_TWO, 1, incarnation=1).run),
+        )
+        run.threads[1].start()
+        wait_until(lambda: run.trains(worker), "training")
+        hook, threading.excepthook = threading.excepthook, lambda given: said.append(str(given.exc_value))
+        try:
+            wakes.set()
+            first.join(30)
+        finally:
+            threading.excepthook = hook
+        assert said and "server 1 was turned away by server 0" in said[0]
+        assert run.trains(worker)
         worker.close()
