@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
-from dba3c.runs.files import checkpoint_steps, resolved
+from dba3c.runs.files import checkpoint_steps, is_there, resolved
 from dba3c.runs.folder import RunFolder
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigError
@@ -108,7 +108,7 @@ def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:
     as results/games/Pong, the first."""
     found = resolved(path)
     seeds = [run.parent for run in found.glob("seed-*/config.json")]
-    if seeds and not (found / "config.json").exists():
+    if seeds and not is_there(found / "config.json"):
         found = min(seeds, key=lambda seed: (len(seed.name), seed.name))
     named = found.name.removeprefix("step-")
     if found.parent.name == "checkpoints" and found.name != named and named.isdigit():

@@ -35,21 +35,24 @@ def refuse_what_is_there(folder: Path, resume: bool) -> None:
     if holds_run and not resume:
         how = f'resume it (--resume), or choose another folder; in Python: dba3c.resume("{folder}")'
         raise UserError(f"{folder} already holds a run: {how}")
-    if folder.is_dir():
-        refuse_strangers(folder)
+    refuse_strangers(folder)
 
 
 def refuse_strangers(folder: Path) -> None:
     """Raises UserError: the folder holds no run, but other things, or remains of one."""
     if is_there(folder / "config.json"):
         return
-    strangers = {entry.name for entry in folder.iterdir() if _stays(entry)} - _OURS
+    strangers = _entries(folder) - _OURS
     if strangers:
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
-    remains = [name for name in _REMAINS if (folder / name).is_dir() and any(map(_stays, (folder / name).iterdir()))]
+    remains = [name for name in _REMAINS if _entries(folder / name)]
     if remains:  # a new run would go on from another one's checkpoints
         raise UserError(f"{folder} holds {' and '.join(remains)} of a run, and no config.json: choose another folder")
 
 
-def _stays(entry: Path) -> bool:
-    return not _PASSING.match(entry.name)
+def _entries(folder: Path) -> set[str]:
+    """Names of what stays in a folder; none where it is no folder. Raises OSError."""
+    try:
+        return {entry.name for entry in folder.iterdir() if not _PASSING.match(entry.name)}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()

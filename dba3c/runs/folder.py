@@ -105,8 +105,7 @@ class RunFolder:
     def refuse_unusable(cls, path: str | os.PathLike[str]) -> None:
         """Raise UserError where `launch` would, as far as anybody can see it who shares the folder."""
         folder = resolved(path)
-        if folder.is_dir():
-            refuse_strangers(folder)
+        refuse_strangers(folder)
         check_writable(folder)
 
     @classmethod

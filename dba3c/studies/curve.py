@@ -171,7 +171,7 @@ def downsample(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "meta.json"):
-            if (run.path / name).exists():
+            if is_there(run.path / name):
                 write_atomically(folder / name, (run.path / name).read_text(encoding="utf-8"))
         told = [
             {name: "" if math.isnan(values[row]) else f"{values[row]:.7g}" for name, values in curve.columns.items()}

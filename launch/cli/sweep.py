@@ -11,6 +11,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from dba3c.config import TrainConfig, option_names, short_names
 from dba3c.errors import UserError
+from dba3c.runs.files import is_there
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
 from dba3c.studies.statistics import points
@@ -58,7 +59,7 @@ def sweep(words: Sequence[str]) -> int:
     if axes and arguments.search is None and "--trials" in own:
         raise UserError("--trials is of a search: --search optuna")
     folder = arguments.into or Path("studies") / name_of(common, axes)
-    goes_on = not axes and not common and (folder / STUDY_FILE).exists()
+    goes_on = not axes and not common and is_there(folder / STUDY_FILE)
     if arguments.list or arguments.task is not None:
         declared = load(folder)
     elif goes_on:

@@ -31,6 +31,7 @@ from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.runs.ending import failures, refusal
+from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import living_holder
 from launch.cluster.launchers import REPLACES_VARIABLE
@@ -362,7 +363,7 @@ def run_job(run_dir: Path, train: Sequence[str], nodes: int | None = None, heard
         heard: as in `SlurmJob`.
     """
     train = [*train, "--run-dir", str(run_dir)]
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and (run_dir / "config.json").exists():
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and is_there(run_dir / "config.json"):
         train.append("--resume")
     if nodes is not None:
         give_back_nodes(os.environ, nodes)

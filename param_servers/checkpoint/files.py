@@ -194,6 +194,15 @@ def _set_aside(path: Path) -> None:
     _sync(path.parent)
 
 
+def is_there(path: Path) -> bool:
+    """Raises OSError where that cannot be known, as `Path.exists` does before Python 3.14."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def patiently(read: Callable[[], T], path: Path) -> T:
     """The result of `read`, which is tried again where the file system refuses `path`.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from param_servers.checkpoint.files import (
     find_newest,
+    is_there,
     load_checkpoint,
     patiently,
     publish,
@@ -158,7 +159,7 @@ class Checkpoints:
 
     def _load(self, step: int) -> tuple[Tensor, State | None]:
         path = self.directory / f"step-{step}" if self.directory is not None else None
-        if path is None or not patiently(path.is_dir, path):
+        if path is None or not patiently(lambda: is_there(path), path):
             if step == 0 and self._initial is not None:
                 return self._initial, None
             raise CheckpointError(f"server {self._shard} cannot find checkpoint step-{step} in {self.directory}")

@@ -62,7 +62,7 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, 
     assert "did you mean --learning-rate" in refused(capsys, "sweep", "--learning-rat", "1e-4", "1e-3")
     assert "unknown option --trails; did you mean --trials?" in refused(capsys, "sweep", *two, "--trails", "3")
     assert "--trials is of a search" in refused(capsys, "sweep", "CartPole-v1", *two, "--trials", "3")
-    assert "--seeds must be at least 1" in refused(capsys, "sweep", *two, "--seeds", "0")
+    assert "seeds must be at least 1" in refused(capsys, "sweep", *two, "--seeds", "0")
     assert "--learning-rate is given twice" in refused(capsys, "sweep", *two, *two)
     assert "--lr is given twice, as --learning-rate too" in refused(capsys, "sweep", *two, "--lr", "1e-2")
     fixed_too = ("--num-workers", "4", "--workers", "1", "2")
