@@ -2,7 +2,7 @@
 while the learner's computes gradients."""
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.central.service import InferenceService
 from dba3c.central.unrolls import Unroll
+from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 
 LAST_TURN_S = 30.0
 """Longest time that the end waits for the service's thread."""
+SHARES_EVERY_S = 1.0
+"""Of the service's thread's time."""
 PATIENCE_S = 1.0
 """After this long without a full batch the learner looks whether the run is over."""
 _NAP_S = 0.05
@@ -41,6 +44,8 @@ class Serving:
         """Since there have been so many steps of unrolls, the most since the last batch."""
         self.sections = Sections()
         """Where the service's thread spends its time."""
+        self._spent_s: dict[str, float] = defaultdict(float)
+        """Of that, what `thread_shares` has not told yet."""
         self._weights: deque[tuple[Tensor, int]] = deque(maxlen=1)
         """The newest that the service's thread has not taken; for both threads one operation at a time."""
         self._changed = threading.Condition()
@@ -89,10 +94,16 @@ class Serving:
             raise self._failure
 
     def thread_shares(self) -> dict[str, float]:
-        """Shares of the service's thread's time since the last call, by their names in the registry."""
-        spent_s = self.sections.take()
-        total_s = sum(spent_s.values())
-        return {f"inference_thread_{name}": s / total_s for name, s in spent_s.items()} if total_s else {}
+        """Shares of the service's thread's time since they were told last, by their names in the registry; {} before
+        `SHARES_EVERY_S` of it have passed: a mean of those of single gradients would weigh a short one as a long one.
+        """
+        for name, spent_s in self.sections.take().items():
+            self._spent_s[name] += spent_s
+        total_s = sum(self._spent_s.values())
+        if total_s < SHARES_EVERY_S:
+            return {}
+        spent, self._spent_s = self._spent_s, defaultdict(float)
+        return {f"inference_thread_{name}": spent[name] / total_s for name in INFERENCE_THREAD_SECTIONS}
 
     def close(self, reason: str | None) -> None:
         """Tell the actors that the run is over, or (None) let them look for this learner's next life.

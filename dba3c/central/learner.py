@@ -90,6 +90,7 @@ def run_learner(
                     recorder.finish()  # games are told while there is no gradient, too
                     if not updates:
                         service.report.take()  # of a replay's filling, which is not the first record's
+                        serving.thread_shares()
                     continue
             with sections("learning"), relus.watch():
                 update = trainer.update(pulled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,8 +60,8 @@ class RunFacts:
         return hours, core_hours
 
     def life_at(self, time_s: float) -> int:
-        """Index of the life in which something happened at `time_s`; 0 when there is none noted."""
-        return max(0, bisect.bisect_right([life.started_s for life in self.lives], time_s) - 1)
+        """Index of the newest life that had begun by `time_s`; 0 when there is none noted."""
+        return max((index for index, life in enumerate(self.lives) if life.started_s <= time_s), default=0)
 
 
 def stop_score(config: Mapping[str, Any]) -> float | None:
@@ -79,7 +78,7 @@ def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
             ended_s = _number(ended.get("time_s")) if isinstance(ended, dict) else None
             cores, counts = _number(entry.get("cores")) or 1.0, _counts(entry.get("topology"))
             lives.append(Life(started_s, cores, counts, over, math.inf if ended_s is None else ended_s))
-    return tuple(sorted(lives, key=lambda life: life.started_s))
+    return tuple(lives)
 
 
 def _counts(topology: object) -> dict[str, int]:

@@ -114,8 +114,8 @@ def give(sink: Sink, happened: Point | Event, folder: Path) -> None:
 class BackgroundSink:
     """Drives one sink from a thread of its own, behind a bounded queue: slow or broken, it holds nobody up.
 
-    Points that do not fit, or that the sink refuses, are counted; its first failure is warned of. A sink that cannot be
-    opened is tried again every RETRY_OPEN_S: its server may only be late.
+    Points and events that do not fit, or that the sink refuses, are counted; its first failure is warned of. A sink
+    that cannot be opened is tried again every RETRY_OPEN_S: its server may only be late.
     """
 
     def __init__(self, sink: Sink, run: TrackedRun, warn: Callable[[str], None]) -> None:
@@ -151,7 +151,9 @@ class BackgroundSink:
                 left = sum(isinstance(happened, Point) for happened in self._waiting.queue)
             self._warn(f"{self.sink.name} did not finish within {timeout_s:.0f} s; {left} points are left behind")
         if self.dropped or self.failed:
-            self._warn(f"{self.sink.name} missed {self.dropped + self.failed} points; export them with `dba3c export`")
+            self._warn(
+                f"{self.sink.name} missed {self.dropped + self.failed} points or events: `dba3c export` gives it all"
+            )
         return not (self._thread.is_alive() or self.dropped or self.failed)
 
     def _work(self) -> None:

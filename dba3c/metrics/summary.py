@@ -157,7 +157,8 @@ class RunSummary:
         self.data_points_committed = 0.0  # as the servers count it: taken back when a run resumes from a checkpoint
         self.events: deque[Record] = deque(maxlen=1000)  # the newest: as many as may come between two looks
         self.events_in_all = 0
-        self.evaluation: Record | None = None
+        self.evaluations: deque[Record] = deque(maxlen=1000)
+        self.evaluations_in_all = 0
         self.not_finite: dict[str, int] = {}
         self.life_begins = False
         """No step of the newest life was told yet: `step` may be one that a crash has lost."""
@@ -167,7 +168,7 @@ class RunSummary:
         """One record, in the order of time."""
         time_s, kind = record["time_s"], record["kind"]
         self.newest_s = max(self.newest_s, time_s)
-        self._note_life(time_s)
+        self._note_life(record)
         process = self._process(record)
         process.last_time_s, process.incarnation = time_s, int(record.get("incarnation") or 0)
         for name, count in (record.get("not_finite") or {}).items():
@@ -200,7 +201,8 @@ class RunSummary:
             self.events.append(record)
             self.events_in_all += 1
         elif kind == "evaluation":
-            self.evaluation = record
+            self.evaluations.append(record)
+            self.evaluations_in_all += 1
 
     def _process(self, record: Record) -> ProcessState:
         key = (record["role"], record["rank"])
@@ -208,8 +210,9 @@ class RunSummary:
             self.processes[key] = ProcessState(*key)
         return self.processes[key]
 
-    def _note_life(self, time_s: float) -> None:
-        life = self.facts.life_at(time_s)
+    def _note_life(self, record: Record) -> None:
+        time_s, said = record["time_s"], record.get("life")
+        life = said if isinstance(said, int) and 0 <= said < len(self.facts.lives) else self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
             self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
@@ -253,6 +256,11 @@ class RunSummary:
             return max((p.recent.per_second(now_s, name) for p in servers), default=0.0)
         processes = self.processes.values() if name == "cpu_s" else self.workers()
         return sum(process.recent.per_second(now_s, name) for process in processes)
+
+    @property
+    def evaluation(self) -> Record | None:
+        """The newest; None before the first."""
+        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def life_mean(self) -> float | None:

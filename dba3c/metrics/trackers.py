@@ -56,7 +56,8 @@ _METRICS_AT_ONCE = 1000
 
 
 class TensorBoardSink:
-    """One event file for each life of the run, or for an export; a roll-back cuts off what lies after its checkpoint.
+    """One event file for each life of the run, or for an export; a roll-back cuts off what was drawn from its first
+    new point on.
 
     By TensorBoard's own writer (torch makes the layout and the table), in the run's tensorboard/: scalars; under Custom
     Scalars the few charts that people look at, score first; the configuration as hyperparameters and as text; events, a

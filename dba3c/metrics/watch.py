@@ -71,7 +71,7 @@ class PlainView(View):
         self._since_s = since_s
         self._events = 0
         """Told so far: not by their times, for one whose clock is behind comes after the others."""
-        self._evaluation: Record | None = None
+        self._evaluations = 0
         self._told: tuple[float, ...] = ()
 
     def show(self, summary: RunSummary, now_s: float) -> None:
@@ -79,11 +79,12 @@ class PlainView(View):
             if place >= self._events and event["time_s"] > self._since_s:
                 self._print(event_line(event))
         self._events = summary.events_in_all
-        if summary.evaluation is not self._evaluation and summary.evaluation is not None:
-            self._evaluation = summary.evaluation
-            if self._evaluation["time_s"] > self._since_s:
-                step = number(self._evaluation.get("checkpoint_step"))
-                self._print(f"evaluation of step {step}: {evaluation_text(self._evaluation)}")
+        first = summary.evaluations_in_all - len(summary.evaluations)
+        for place, evaluation in enumerate(summary.evaluations, start=first):
+            if place >= self._evaluations and evaluation["time_s"] > self._since_s:
+                step = number(evaluation.get("checkpoint_step"))
+                self._print(f"evaluation of step {step}: {evaluation_text(evaluation)}")
+        self._evaluations = summary.evaluations_in_all
         pace_s = time.monotonic()  # not now_s: the clock may be set back by an hour
         if self._next_s is None:
             self._next_s = pace_s + self._every_s / 2  # the first line soon, the others in their rhythm
@@ -153,7 +154,7 @@ def score_text(summary: RunSummary) -> str:
     """The mean of the last games, and of how many games it is."""
     scores = summary.scores
     goal = f" of {number(summary.facts.stop_score, 2)}" if summary.facts.stop_score is not None else ""
-    return f"{number(scores.mean, 2)}{goal} (last {len(scores.window)} games, max {number(scores.max)})"
+    return f"{number(scores.mean, 2)}{goal} (last {len(scores.window)} games, max {number(scores.max, 2)})"
 
 
 def status_line(summary: RunSummary, now_s: float) -> str:

@@ -78,6 +78,7 @@ class MetricsWriter:
 
     Args:
         role, rank, incarnation: who writes; the file is metrics/ROLE-RANK.jsonl, whatever the incarnation.
+        life: which of the run's; None: who reads takes it from the time, which a clock that is set back makes wrong.
         lane: which of a worker's processes; the others than the first write metrics/ROLE-RANK.LANE.jsonl.
         window_s: step and server records are reduced over windows of this length, and lines written together.
         warn: called with one line when something could not be written.
@@ -92,9 +93,11 @@ class MetricsWriter:
         window_s: float = 1.0,
         warn: Callable[[str], None] = warn_on_stderr,
         lane: int = 0,
+        life: int | None = None,
     ) -> None:
         self._run = run
-        self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
+        self._identity: dict[str, Any] = {"role": role, "rank": rank, "incarnation": incarnation}
+        self._identity |= {} if life is None else {"life": life}
         self._window_s = window_s
         self._file = LineFile(run.metrics_file(role, rank, lane), warn)
         self._windows = {"step": Window("step"), "server": Window("server")}
@@ -110,7 +113,8 @@ class MetricsWriter:
         """A process's own file; of a worker's lane or an actor, where they are many, with longer windows."""
         config = process.config
         window_s = config.record_window_s if role in ("worker", "actor") else config.run.metrics_window_s
-        return cls(process.folder, role, process.rank, process.incarnation, window_s, lane=process.lane)
+        life = process.folder.life_number()
+        return cls(process.folder, role, process.rank, process.incarnation, window_s, lane=process.lane, life=life)
 
     def record_step(
         self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None

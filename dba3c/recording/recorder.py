@@ -25,7 +25,7 @@ from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, 
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
-from dba3c.runs.files import write_atomically
+from dba3c.runs.files import checkpoint_steps, write_atomically
 from dba3c.runs.folder import RunFolder
 
 
@@ -179,14 +179,16 @@ def recorder(process: RunProcess) -> str:
         metrics.record_event("recording", line, step, film)
 
     watch = CheckpointWatch(folder.checkpoints, run_end, say=tell)
-    due = 1
+    due, tried = 1, False
     try:
         while (policy := watch.wait()) is not None:
             due -= 1 + len(watch.passed_over)
             path = film_of(folder, config, policy)
-            if due > 0 or shows(path, policy):
+            if due > 0:
                 continue
-            due = config.run.recording_every
+            due, tried = config.run.recording_every, True
+            if shows(path, policy):
+                continue
             try:
                 gif = path.with_suffix(".gif")  # what trackers show
                 game = record_game(config, policy, path, gif=gif, should_stop=run_end)
@@ -196,6 +198,8 @@ def recorder(process: RunProcess) -> str:
                 tell(f"step {policy.step}: no film: {error}")
             except GamesAbandoned:
                 tell(f"step {policy.step}: gave up the film, since the run ended")
+        if not tried and (steps := checkpoint_steps(folder.checkpoints)):
+            tell(f"the run ended before anything was filmed: `dba3c record {folder.path}` films step {steps[-1]}")
     finally:
         metrics.close()
     return run_end() or "the run has ended"

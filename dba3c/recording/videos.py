@@ -68,7 +68,8 @@ class Mp4Writer:
             if kind is None:
                 self._publish()
         finally:
-            self._temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a name that is too long was refused before
+                self._temporary.unlink()
 
     def _start(self, picture: np.ndarray) -> Generator[None, Any, None]:
         height, width = picture.shape[:2]

@@ -113,8 +113,10 @@ def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
             points.append(each)
         elif points:
             steps = [point.step for point in points]
-            reached = next((step for step in reversed(steps) if step <= each.step), steps[0])
-            points[steps.index(reached)].values.update(each.values)  # the last step is that of all points after the end
+            row = next((row for row in reversed(range(len(steps))) if steps[row] <= each.step), 0)
+            while row and steps[row - 1] == steps[row]:  # the last step is that of all points after the end
+                row -= 1
+            points[row].values.update(each.values)
         else:
             before_all.update(each.values)
     if points:

@@ -66,7 +66,7 @@ def test_a_slow_sink_drops_points_instead_of_holding_anyone_up(monkeypatch):
     sink.go_on.set()
     assert not background.close()
     assert sink.calls == [0, 1, 2]
-    assert warnings == ["recording missed 7 points; export them with `dba3c export`"]
+    assert warnings == ["recording missed 7 points or events: `dba3c export` gives it all"]
 
 
 def test_a_sink_that_never_returns_is_left_behind_with_one_line():

@@ -306,3 +306,19 @@ def test_an_evaluation_is_drawn_at_the_step_of_its_checkpoint():
     point = ChartInterval(RunSummary(FACTS)).add(evaluated)
     drawn = {"evaluation/mean": 3.0, "evaluation/games": 5, "evaluation/checkpoint_step": 80}
     assert point == Point(drawn, 80, 9.0, of_evaluation=True)
+
+
+def test_games_of_an_earlier_life_count_for_no_other_wherever_the_clock_is_set():
+    facts = RunFacts("run", stop_games=3, lives=(Life(1000.0, 8.0), Life(900.0, 8.0)))  # set back between them
+    told = [record("episode", 1010.0 + n, score=500.0, length_steps=1, life=0) for n in range(3)]
+    told.append(record("step", 1020.0, agent_steps=3, life=0))
+    summary = summary_of(*told, facts=facts)
+    assert summary.life_mean is None and summary.best_mean == 500.0
+    summary.add(record("event", 905.0, life=1, message="joined"))
+    summary.judge()
+    assert summary.life_mean is None
+    for n in range(3):
+        summary.add(record("episode", 906.0 + n, score=7.0, length_steps=1, life=1))
+    summary.add(record("step", 910.0, agent_steps=3, life=1))
+    summary.judge()
+    assert summary.life_mean == 7.0

@@ -255,6 +255,19 @@ def test_plain_lines_tell_each_evaluation_once(tmp_path):
     assert out.getvalue().splitlines().count(line) == 1
 
 
+def test_evaluations_that_come_between_two_looks_are_all_told(tmp_path):
+    out = io.StringIO()
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        writer, watcher = MetricsWriter(run, "evaluator", 0), Watcher(run, PlainView(out=out))
+        for step in (100, 200, 300):
+            writer.record_evaluation(step, checkpoint_step=step, interval_95=(1.0, 2.0), games=50, mean=1.5)
+            if step != 100:
+                watcher.look()
+        watcher.close()
+    told = [line.split(":")[0] for line in out.getvalue().splitlines() if line.startswith("evaluation")]
+    assert told == ["evaluation of step 100", "evaluation of step 200", "evaluation of step 300"]
+
+
 def test_watching_a_live_run_ends_with_it(tmp_path):
     run, out = RunFolder.create(tmp_path / "run", CONFIG), io.StringIO()
     writer = MetricsWriter(run, "worker", 0)

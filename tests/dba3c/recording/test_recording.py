@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -186,6 +187,25 @@ def test_a_gif_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     gif.add(np.zeros((20, 16, 3), np.uint8))
     with pytest.raises(UserError, match="cannot write"):
         gif.save(tmp_path / "missing" / "game.gif")
+
+
+def test_the_recorder_keeps_its_pace_after_a_film_of_an_earlier_life_and_says_that_there_is_none(
+    make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    game = EnvironmentConfig(env_id="CartPole-v1")
+    config = replace_options(TrainConfig(environment=game, network=NetworkConfig(network="mlp")), recording_every=5)
+    run, first = make_run(config), untrained(config)
+    came = iter([replace(first, step=step) for step in range(100, 220, 10)])
+    filmed, film = [], SimpleNamespace(score=7.0)
+    monkeypatch.setattr(CheckpointWatch, "wait", lambda self: next(came, None))
+    monkeypatch.setattr(recorder, "shows", lambda path, policy: policy.step == 100)
+    monkeypatch.setattr(recorder, "record_game", lambda config, policy, *_, **__: filmed.append(policy.step) or film)
+    recorder.recorder(RunProcess(run, config, 0, 0))
+    assert filmed == [150, 200] and "nothing" not in capsys.readouterr().out
+    (run.checkpoints / "step-30").mkdir()
+    recorder.recorder(RunProcess(run, config, 0, 0))
+    said = f"the run ended before anything was filmed: `dba3c record {run.path}` films step 30"
+    assert said in capsys.readouterr().out
 
 
 def test_the_recorder_films_a_step_that_was_made_anew_and_none_twice(

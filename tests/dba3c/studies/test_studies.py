@@ -373,3 +373,12 @@ def test_plot_still_draws_plain_runs_and_refuses_an_unknown_metric(study, tmp_pa
     assert (tmp_path / "curve.png").exists()
     assert main(["plot", run, "--into", str(tmp_path / "curve"), "--y", "score/maen"]) == 2
     assert "did you mean score/mean" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_of_the_life_that_made_its_checkpoint():
+    told = [
+        ChartPoint({"progress/hours": at}, step, float(at)) for at, step in enumerate((100, 200, 300, 150, 300, 300))
+    ]
+    told.append(ChartPoint({"evaluation/mean": 700.0}, 300, 9.0, of_evaluation=True))
+    rows = _rows(told)  # life 0 was killed at step 300, and life 1 went on from 100
+    assert [at for at, row in enumerate(rows) if "evaluation/mean" in row] == [4]
