@@ -329,7 +329,7 @@ def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dic
         value = (value,) if isinstance(value, str) and get_origin(kind) is tuple else value
         try:
             typed[name] = _converter.structure(name_of(value) if callable(value) else value, kind)
-        except (CattrsError, cattrs.BaseValidationError, ValueError, TypeError) as error:
+        except (CattrsError, cattrs.BaseValidationError, ValueError, TypeError, OverflowError) as error:
             words = " or ".join(get_args(kind)) if get_origin(kind) is Literal else ""
             wanted = words or (kind.__name__ if isinstance(kind, type) else kind)
             raise UserError(f"{said} must be {wanted}, not {value!r}") from error

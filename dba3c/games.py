@@ -17,7 +17,7 @@ from dba3c.evaluation.agents import whole_number
 from dba3c.evaluation.evaluator import Evaluation
 from dba3c.recording.recorder import RecordedGame, film_of, record_game, shows
 from dba3c.runs.checkpoints import open_policy
-from dba3c.runs.files import check_writable
+from dba3c.runs.files import check_writable, resolved
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import usable_cores
 from dba3c.studies.statistics import points
@@ -142,7 +142,7 @@ def folder_for_outputs(run: RunFolder) -> RunFolder:
 
 
 def _expanded(path: str | os.PathLike[str] | None) -> Path | None:
-    return None if path is None else Path(os.path.expanduser(path))
+    return None if path is None else resolved(path)
 
 
 def _progress(what: str, *columns: str) -> Progress:

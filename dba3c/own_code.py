@@ -110,5 +110,8 @@ def _where(frames: Sequence[traceback.FrameSummary]) -> str:
 
 def one_line(error: BaseException) -> str:
     """The error's type and what it says."""
-    said = " ".join(str(error).split())
+    try:
+        said = " ".join(str(error).split())
+    except ANYTHING:  # a stranger's own
+        said = "what cannot be said"
     return said if isinstance(error, RaisedInProcess) else f"{type(error).__name__}: {said}"

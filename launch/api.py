@@ -49,6 +49,7 @@ class Training(Run):
     """
 
     def __init__(self, supervise: Callable[[Beside], Run]) -> None:
+        self._process = os.getpid()
         made: Future[Path] = Future()
         self._result: Future[Run] = Future()
         given_up = Event()
@@ -84,6 +85,8 @@ class Training(Run):
             return self._result.result() if self._result.done() else self
 
     def _end_with_this_process(self) -> None:
+        if os.getpid() != self._process:  # a fork has this to do at its end, too, but not the thread that trains
+            return
         if not self._result.done():
             self._folder.request_stop(STOP_COMMAND)
         self._result.exception()
@@ -111,6 +114,9 @@ def train(env_or_preset: Trained | None = None, *, detach: bool = False, **optio
         KeyboardInterrupt: a second Ctrl-C, which did not wait for the checkpoint.
     """
     own: dict[str, Any] = {name: options.pop(name) for name in ("preset", "protocol", "resume") if name in options}
+    for name in ("preset", "protocol"):
+        if not isinstance(own.get(name, ""), str | None):
+            raise UserError(f"{name} must be a name, not {own[name]!r}")
     cores, given = given_cores(os.environ), typed_options(options, ("preset", "protocol", "resume", "detach"))
     words = [] if env_or_preset is None else [repr(env_or_preset)]
     command = f"dba3c.train({', '.join([*words, *(f'{k}={v!r}' for k, v in {**own, **given}.items())])})"

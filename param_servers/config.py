@@ -11,6 +11,7 @@ A data point is one agent step that entered an update. `parse_schedule(str(sched
 """
 
 import math
+import numbers
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,12 @@ BOUNDS = {
     "below": (operator.lt, "less than"),
 }
 """What an option declares as its bound: what holds between a value and that, and how it is said."""
+KINDS: dict[type, tuple[type, str]] = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "text"),
+}
+"""What belongs into an option of each kind, NumPy's numbers too, and how that is said."""
 
 
 def option(default: Any = MISSING, *, short: str = "", **said: Any) -> Any:
@@ -45,13 +52,17 @@ def option(default: Any = MISSING, *, short: str = "", **said: Any) -> Any:
 
 
 def check_options(config: Any, refusal: type[Exception] = ConfigError) -> None:
-    """Raise `refusal` where an option is none of its type's words, or out of its bounds: NaN is out of any, None is
-    where it is not the default."""
+    """Raise `refusal` where an option is none of its type's words, no number or text where one belongs, or out of its
+    bounds: NaN is out of any, None is where it is not the default."""
     kinds = get_type_hints(type(config))
     for each in fields(config):
         value, kind, bounds = getattr(config, each.name), kinds[each.name], each.metadata.get("bounds", {})
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise refusal(f"{each.name} must be {' or '.join(get_args(kind))}, got {value!r}")
+        for plain, (of, said) in KINDS.items():
+            fits = isinstance(value, of) and not isinstance(value, bool)
+            if kind in (plain, plain | None) and not fits and (value is not None or (kind is plain and not bounds)):
+                raise refusal(f"{each.name} must be {said}, got {value!r}")
         inside = (value is not None and BOUNDS[name][0](value, bound) for name, bound in bounds.items())
         if (value is not None or each.default is not None) and not all(inside):
             wanted = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())

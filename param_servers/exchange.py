@@ -35,18 +35,18 @@ def never(step: int, data_points: int) -> str | None:
     return None
 
 
-def whole(data_points: Any) -> int:
+def whole(value: Any, name: str = "data_points") -> int:
     """As a plain number: NumPy's and a tensor's are whole, too, but neither JSON nor a frame's header takes them.
 
     Raises:
         ConfigError: it is no whole number, or less than none.
     """
     try:
-        number = operator.index(data_points)
+        number = operator.index(value)
     except TypeError:
         number = -1
     if number < 0:
-        raise ConfigError(f"data_points must be a whole number from 0 on, got {data_points!r}")
+        raise ConfigError(f"{name} must be a whole number from 0 on, got {value!r}")
     return number
 
 

@@ -53,6 +53,7 @@ T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _HEADER = struct.Struct("<B?qq")
 _MOST_BYTES = 1 << 16
+_MOST_NUMBERS = 4096
 _BUFFERS = 2
 """Of the parameters: those of a pull stay what they are until a lane pulls again, which may be later than lane 0."""
 
@@ -100,8 +101,11 @@ class Lane:
         """Element by element the sum of all lanes' numbers, which every lane must give at the same place of its loop.
 
         Raises:
+            ConfigError: they are more than 4,096.
             LaneLost: another lane ended, or gave none in time.
         """
+        if len(numbers) > _MOST_NUMBERS:
+            raise ConfigError(f"lanes add up at most {_MOST_NUMBERS:,} numbers at once, got {len(numbers):,}")
         code = struct.Struct(f"<{len(numbers)}d")
         if self.index:
             self._links[0].send(_Kind.NUMBERS, text=code.pack(*numbers))
@@ -134,10 +138,14 @@ def run_in_lanes(
         told: errors whose line says all; of others a lane prints the traceback, too.
 
     Raises:
+        ConfigError: no lane, or fewer cores than lanes.
         LaneLost: another lane died, failed, or was silent for too long; else whatever `main` raises.
     """
+    if count < 1 or (cores and len(cores) < count):
+        raise ConfigError(f"a worker has one lane or more, each with a core of its own: {count}, cores {list(cores)}")
     if count == 1:
         return main(ALONE)
+    threads, affinity, frozen = torch.get_num_threads(), os.sched_getaffinity(0), gc.get_freeze_count()
     context, parent = multiprocessing.get_context("fork"), os.getpid()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, count)]
 
@@ -182,6 +190,11 @@ def run_in_lanes(
         for ours, _ in pairs:
             ours.close()
         _end(processes)
+        torch.set_num_threads(threads)
+        if cores:
+            os.sched_setaffinity(0, affinity)
+        if not frozen:
+            gc.unfreeze()
 
 
 def _settle(index: int, cores: Sequence[int]) -> None:

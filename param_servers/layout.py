@@ -50,7 +50,16 @@ class FlatLayout:
 
     @classmethod
     def of_module(cls, module: nn.Module) -> FlatLayout:
-        """Layout of a module's parameters, in the order of `named_parameters()`. Buffers are not exchanged."""
+        """Layout of a module's parameters, in the order of `named_parameters()`. Buffers are not exchanged.
+
+        Raises ConfigError: one is complex, or has no values yet (a lazy module's, one on "meta").
+        """
+        from torch.nn.parameter import is_lazy
+
+        for name, parameter in module.named_parameters():
+            if is_lazy(parameter) or parameter.is_meta or parameter.is_complex():
+                what = "complex" if not is_lazy(parameter) and parameter.is_complex() else "without values yet"
+                raise ConfigError(f"the parameter {name} is {what}: float32 numbers are exchanged")
         return cls.of([(name, parameter.shape) for name, parameter in module.named_parameters()])
 
     @cached_property

@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,13 @@ from torch import Tensor, nn
 from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, never, unread
+from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, never, unread, whole
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.optim import ClippedExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.timeouts import NAP_S, Timeouts
+from param_servers.wire.handshake import check_secret
 from param_servers.wire.tcp_sockets import listen_address
 
 Address = tuple[str, int]
@@ -68,13 +69,14 @@ def serve(
     Raises: as `ParameterServer.run`.
     """
     addresses, config, plan = _run_of(module, address, exchange_config)
-    if not 0 <= shard < len(addresses):
+    if not whole(shard, "shard") < len(addresses):
         raise ConfigError(f"there is no address of shard {shard}: {len(addresses)} given")
     host, port = addresses[shard]
     if steps is not None:
+        last_step = whole(steps, "steps")
         if "should_stop" in options:
             raise ConfigError("steps and should_stop both say when the run ends: give one of them")
-        options["should_stop"] = lambda step, data_points: f"{steps} steps" if step >= steps else None
+        options["should_stop"] = lambda step, data_points: f"{last_step} steps" if step >= last_step else None
     with _asked_by_ctrl_c(shard) as interrupted:
         asked: ShouldStop = options.pop("should_stop", never)
         return ParameterServer(
@@ -133,7 +135,7 @@ def connect(
     """
     addresses, config, plan = _run_of(module, address, exchange_config)
     exchange = ServersExchange(
-        worker=worker,
+        worker=whole(worker, "worker"),
         plan=plan,
         exchange_config=config,
         resolve=lambda server: addresses[server],
@@ -146,31 +148,56 @@ def shared_secret() -> bytes:
     """32 bytes in `~/.cache/param_servers/secret`, which only this user can read; drawn when they are first wanted.
 
     They join processes of one user that see one home. Others (containers, hosts without a shared home) are given one.
+
+    Raises ConfigError: it cannot be kept there, others may read it, or it is too short.
     """
     path = Path.home() / ".cache" / "param_servers" / "secret"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = path.with_name(f"secret.{os.getpid()}-{secrets.token_hex(4)}")
-        drawn.touch(mode=0o600, exist_ok=False)
-        with drawn.open("wb") as file:
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())  # an empty one, after a power cut, would be refused for ever
-        try:
-            os.link(drawn, path)  # the first process wins, and nobody reads half a secret
-        except FileExistsError:
-            pass
-        finally:
-            drawn.unlink()
-    return path.read_bytes()
+    try:
+        if not path.exists():
+            _draw_secret(path)
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"others than you may read or write {path}: chmod 600 it, or remove it")
+        secret = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the secret cannot be kept in {path}: {error.strerror}: give one (secret=)") from error
+    try:
+        check_secret(secret)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return secret
+
+
+def _draw_secret(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn = path.with_name(f"secret.{os.getpid()}-{secrets.token_hex(4)}")
+    drawn.touch(mode=0o600, exist_ok=False)
+    with drawn.open("wb") as file:
+        file.write(secrets.token_bytes(32))
+        file.flush()
+        os.fsync(file.fileno())  # an empty one, after a power cut, would be refused for ever
+    try:
+        os.link(drawn, path)  # the first process wins, and nobody reads half a secret
+    except FileExistsError:
+        pass
+    finally:
+        drawn.unlink()
+
+
+def _is_address(each: Any) -> bool:
+    types = [type(part) for part in each] if isinstance(each, (tuple, list)) else []
+    return types == [str, int] and 0 <= each[1] < 1 << 16
 
 
 def _run_of(
     module: nn.Module, address: Address | Sequence[Address], config: ExchangeConfig | None
 ) -> tuple[list[Address], ExchangeConfig, ShardPlan]:
-    if not address:
-        raise ConfigError("a run of servers needs the address of each of them, got none")
-    addresses = cast(list[Address], [address] if isinstance(address[0], str) else list(address))
+    if not isinstance(address, (tuple, list)) or not address:
+        raise ConfigError(f"a run of servers needs the address of each of them, got {address!r}")
+    given: Sequence[Any] = [address] if isinstance(address[0], str) else address
+    wrong = [each for each in given if not _is_address(each)]
+    if wrong:
+        raise ConfigError(f'an address is (host, port), as ("10.0.0.1", 7077), not {wrong[0]!r}')
+    addresses = [(str(host), int(port)) for host, port in given]
     config = replace((config or ExchangeConfig()).of_servers(), num_servers=len(addresses))
     return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses))
 
@@ -292,7 +319,8 @@ def _run(
             process.start()
         while all(process.is_alive() for process in servers) and any(process.is_alive() for process in workers):
             _wait_for_one([*servers, *workers])
-        why = "all workers" if all(process.is_alive() for process in servers) else "another server"
+        early = all(process.is_alive() for process in servers)
+        why = "all workers" if early else "another server"
         if given_up := all(process.exitcode for process in workers) or any(process.exitcode for process in servers):
             give_up()
             end()
@@ -307,7 +335,8 @@ def _run(
                 process.kill()
                 process.join()
     if given_up or any(process.exitcode for process in servers):
-        raise RunBroken("; ".join(_failed(worker=workers, server=servers)))
+        left = ["all workers ended before the run did"] if early and not any(p.exitcode for p in workers) else []
+        raise RunBroken("; ".join([*left, *_failed(worker=workers, server=servers)]))
     if late:
         raise RunBroken(f"worker {late} did not end within {timeouts.drain_s:g} s of the run's end")
 

@@ -133,7 +133,7 @@ class Agent:
             for one, row in zip(each, rows, strict=True):
                 self._observations.write(one, row)
                 self._observations.check_finite(row)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:  # the last of a tensor with a gradient
             raise UserError(f"{env_id}: {error}") from error
         if not each:
             raise UserError(f"{env_id}: a batch of no observations")

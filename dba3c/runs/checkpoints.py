@@ -107,7 +107,10 @@ def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:
     """The run whose folder, or one of whose checkpoints, `path` is; and that checkpoint's step. Of a folder of seeds,
     as results/games/Pong, the first."""
     found = resolved(path)
-    seeds = [run.parent for run in found.glob("seed-*/config.json")]
+    try:
+        seeds = [run.parent for run in found.glob("seed-*/config.json")]
+    except OSError as error:
+        raise UserError(f"cannot read {found}: {error.strerror}") from error
     if seeds and not is_there(found / "config.json"):
         found = min(seeds, key=lambda seed: (len(seed.name), seed.name))
     named = found.name.removeprefix("step-")

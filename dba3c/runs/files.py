@@ -15,7 +15,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     """Absolute, without ~ and symbolic links. Raises UserError: nobody has that name, or links lead in a circle."""
     try:
         return Path(path).expanduser().resolve()
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # what is no path, or has a zero byte in it
         raise UserError(f"cannot read {path}: {error}") from error
 
 

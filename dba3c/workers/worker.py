@@ -201,8 +201,10 @@ def check_own_code(config: TrainConfig) -> None:
     name = own[-1]
     environments = make_vector_environment(config.environment, CHECKED_ENVIRONMENTS, seed=0)
     try:
-        agent = build_model(config, Spaces(environments.observation_space, environments.action_space)).network
+        model = build_model(config, Spaces(environments.observation_space, environments.action_space))
+        agent = model.network
         with calling(name):
+            agent.load(model.parameters)
             # as many environments as in the run: whether the rollout holds observations or a graph depends on it
             gradients = gradients_of(config.algorithm, agent, config.environment.envs_per_lane)
             if gradients.several and not gradients.keeps_observations:

@@ -221,14 +221,14 @@ def patiently(read: Callable[[], T], path: Path) -> T:
         raise CheckpointUnreadable(f"{path} cannot be read, tried {tries}: {error}") from error
 
 
-def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: None) -> Path | None:
+def find_newest(directory: str | Path, on_skip: Callable[[str], None] = lambda line: None) -> Path | None:
     """The newest valid checkpoint in `directory`, None where no checkpoint is; torn ones are named through `on_skip`.
 
     Raises:
         CheckpointError: checkpoints are there, and none is whole.
         CheckpointUnreadable: the directory, or one that may be the newest valid one, cannot be read.
     """
-    found: list[tuple[int, Path]] = []
+    directory, found = Path(directory), list[tuple[int, Path]]()
     torn: list[str] = []
     for _ in range(_LOOKS):
         before, found = found, patiently(lambda: _found(directory), directory)
@@ -269,13 +269,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return patiently(lambda: _manifest(path), path)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: str | Path) -> Checkpoint:
     """Check and load a checkpoint written by any number of shards.
 
     Raises:
         CheckpointError: it is torn, or its files do not fit its manifest; nothing is half-loaded.
         CheckpointUnreadable: it cannot be read.
     """
+    path = Path(path)
     return patiently(lambda: _load(path), path)
 
 

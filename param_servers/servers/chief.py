@@ -144,7 +144,7 @@ class Chief:
             except RunBroken as broken:  # no steps are lost by it, and all are told
                 self.stop(str(broken), failed=True)
                 return
-            if reason:
+            if reason is not None:
                 self.stop(reason)
 
     def stop(self, reason: str, failed: bool = False) -> None:

@@ -194,6 +194,28 @@ def test_an_environment_that_hangs_is_given_its_own_time_before_anything_is_star
         check_own_code(config)
 
 
+def test_a_network_that_parameters_cannot_be_written_into_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch import nn
+
+class Narrow(nn.Module):
+    def __init__(self, observation_space, action_space):
+        super().__init__()
+        self.body = nn.Linear(observation_space.shape[0], 16)
+        self.body.bias = nn.Parameter(torch.zeros(1).expand(16))
+        self.policy, self.value = nn.Linear(16, action_space.n), nn.Linear(16, 1)
+
+    def forward(self, observation):
+        features = self.body(observation)
+        return self.policy(features), self.value(features).squeeze(-1)
+"""
+    (tmp_path / "wrong.py").write_text(program)
+    config = parse_train(["CartPole-v1", "--network", "wrong:Narrow"]).config(2)
+    with pytest.raises(UserError, match="^wrong:Narrow raised RuntimeError: unsupported operation"):
+        check_own_code(config)
+
+
 def test_dropout_is_for_who_learns(tmp_path: Path) -> None:
     program = """
 from torch import nn

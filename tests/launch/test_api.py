@@ -337,3 +337,16 @@ def test_a_detached_training_ends_with_its_interpreter_and_a_checkpoint(tmp_path
     assert "KeyboardInterrupt" in output and process.returncode != 0
     assert dba3c.read(tmp_path / "run").status == "stopped" and dba3c.load(tmp_path / "run").step > 0
     assert len(roles) >= 3 and not any(role.is_running() for role in roles)
+
+
+def test_a_fork_of_the_program_ends_by_itself_and_leaves_the_run_alone(tmp_path: Path) -> None:
+    then = """
+import os, sys
+if os.fork() == 0:
+    sys.exit(7)
+_, status = os.wait()
+print("the fork ended with", os.waitstatus_to_exitcode(status), "and the run is", run.status)
+"""
+    with script(tmp_path, detach=True, then=then) as process:
+        output, _ = process.communicate(timeout=120)
+    assert "the fork ended with 7 and the run is live" in output and process.returncode == 0

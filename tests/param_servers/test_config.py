@@ -1,6 +1,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +150,22 @@ def test_bad_text_is_one_clear_line(text, why):
     with pytest.raises(ConfigError) as error:
         parse_schedule(text)
     assert why in str(error.value) and "write 7e-4" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"num_workers": 1.5}, "num_workers must be a whole number, got 1.5"),
+        ({"num_workers": "1"}, "num_workers must be a whole number, got '1'"),
+        ({"num_workers": True}, "num_workers must be a whole number, got True"),
+        ({"keep_checkpoints": 2.5}, "keep_checkpoints must be a whole number, got 2.5"),
+        ({"step_timeout_s": "long"}, "step_timeout_s must be a number, got 'long'"),
+        ({"step_timeout_s": True}, "step_timeout_s must be a number, got True"),
+        ({"listen_host": None}, "listen_host must be text, got None"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_at_once(values, line):
+    with pytest.raises(ConfigError) as error:
+        ExchangeConfig(**values)
+    assert str(error.value) == line
+    assert ExchangeConfig(exchange="servers", num_workers=np.int64(2), step_timeout_s=np.float32(3)).num_workers == 2

@@ -3,6 +3,7 @@
 That the exchanges agree with one process whatever lanes a worker has is in test_modes_agree.py.
 """
 
+import gc
 import os
 import signal
 import time
@@ -276,3 +277,27 @@ def test_what_lane_0_raises_ends_the_others():
 
     with pytest.raises(ValueError, match="its own trouble"):
         run_in_lanes(3, main, timeouts=TIMEOUTS)
+
+
+def test_the_process_that_ran_lanes_is_left_as_it_was() -> None:
+    threads, affinity, frozen = torch.get_num_threads(), os.sched_getaffinity(0), gc.get_freeze_count()
+    torch.set_num_threads(3)
+    try:
+        said = run_in_lanes(2, lambda lane: str(os.sched_getaffinity(0)), timeouts=TIMEOUTS, cores=[min(affinity)] * 2)
+        assert said == str({min(affinity)})
+        assert (torch.get_num_threads(), os.sched_getaffinity(0), gc.get_freeze_count()) == (3, affinity, frozen)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("count", "cores"), [(0, ()), (-1, ()), (3, (0, 0))])
+def test_no_lane_and_lanes_without_a_core_are_refused(count: int, cores: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="a worker has one lane or more, each with a core of its own"):
+        run_in_lanes(count, lambda lane: "", timeouts=TIMEOUTS, cores=cores)
+
+
+def test_more_numbers_than_a_message_holds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 4,096 numbers at once, got 9,000"):
+        ALONE.total([0.0] * 9000)
+    most = [1.0] * 4096
+    assert run_in_lanes(2, lambda lane: str(lane.total(most) == [2.0] * 4096), timeouts=TIMEOUTS) == "True"

@@ -114,3 +114,19 @@ def test_of_other_tensors_those_that_differ_are_named():
     with pytest.raises(ConfigError) as refused:
         here.refuse_another(other)
     assert str(refused.value) == "its a is [2] instead of [1, 2]; it has b [1] too; it has no c [1]"
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (
+            torch.nn.Linear(2, 1, dtype=torch.complex64),
+            "the parameter weight is complex: float32 numbers are",
+        ),
+        (torch.nn.LazyLinear(1), "the parameter weight is without values yet: float32 numbers are exchanged"),
+        (torch.nn.Linear(2, 1, device="meta"), "the parameter weight is without values yet"),
+    ],
+)
+def test_parameters_that_float32_cannot_hold_are_refused(module: torch.nn.Module, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        FlatLayout.of_module(module)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.running import connect, serve, train_on_one_machine
+from param_servers.running import connect, serve, shared_secret, train_on_one_machine
 from param_servers.servers.server import ParameterServer
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
@@ -150,7 +151,7 @@ def test_a_model_so_large_that_torch_shares_its_work_between_threads_learns(widt
 
 
 def test_a_run_of_no_server_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the address of each of them, got none"):
+    with pytest.raises(ConfigError, match=r"the address of each of them, got \[\]"):
         connect(torch.nn.Linear(3, 1), [], secret=bytes(32))
 
 
@@ -202,9 +203,12 @@ def test_a_plan_for_another_number_of_servers_is_refused() -> None:
         one_server(ExchangeConfig(exchange="servers", num_servers=2))
 
 
-@pytest.mark.parametrize("shard", [1, -1])
-def test_a_shard_that_has_no_address_is_refused(shard: int) -> None:
-    with pytest.raises(ConfigError, match=f"^there is no address of shard {shard}: 1 given$"):
+@pytest.mark.parametrize(
+    ("shard", "line"),
+    [(1, "there is no address of shard 1: 1 given"), (-1, "shard must be a whole number from 0 on, got -1")],
+)
+def test_a_shard_that_has_no_address_is_refused(shard: int, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{line}$"):
         serve(torch.nn.Linear(3, 1), OptimizerConfig(), ("127.0.0.1", 0), shard=shard, secret=bytes(32))
 
 
@@ -233,3 +237,53 @@ def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_fai
     late = f"server 0 did not end within {seconds} s of the end of all workers"
     with pytest.raises(RunBroken, match=f"worker 0, 1 failed; {late}"):
         train_on_one_machine(torch.nn.Linear(3, 1), fail, OptimizerConfig(), config, data_points=1, should_stop=hang)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:7077", 5, ("127.0.0.1",), ("127.0.0.1", "7077"), ("127.0.0.1", 7.5), [("127.0.0.1", 70000)], [5], None],
+)
+def test_what_is_no_address_is_refused(address: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the address of each of them, got|an address is \(host, port\), as"):
+        connect(torch.nn.Linear(3, 1), address, secret=bytes(32))
+
+
+def test_addresses_as_a_file_of_json_has_them_are_addresses() -> None:
+    connect(torch.nn.Linear(3, 1), [["127.0.0.1", 7902]], secret=bytes(32)).close()  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("wrong", [{"worker": -1}, {"worker": "0"}, {"worker": 1.5}])
+def test_a_worker_that_is_no_rank_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="^worker must be a whole number from 0 on, got"):
+        connect(torch.nn.Linear(3, 1), ("127.0.0.1", 7902), secret=bytes(32), **wrong)
+
+
+def test_a_shared_secret_is_drawn_once_and_refused_where_others_may_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    drawn = shared_secret()
+    assert len(drawn) == 32 and shared_secret() == drawn
+    file = tmp_path / ".cache" / "param_servers" / "secret"
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"others than you may read or write {file}: chmod 600 it"):
+        shared_secret()
+    file.write_bytes(b"")
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match=f"^{file}: .* at least 16 bytes"):
+        shared_secret()
+    monkeypatch.setenv("HOME", str(file))
+    with pytest.raises(ConfigError, match=r"the secret cannot be kept in .*: Not a directory: give one \(secret=\)"):
+        shared_secret()
+
+
+def test_workers_that_leave_before_the_end_are_named() -> None:
+    with pytest.raises(RunBroken, match=r"^all workers ended before the run did; server 0 failed$"):
+        train_on_one_machine(
+            torch.nn.Linear(3, 1),
+            lambda model, rank, step: sys.exit(0),
+            OptimizerConfig(),
+            ExchangeConfig(exchange="servers", join_timeout_s=2, step_timeout_s=1, reconnect_timeout_s=2),
+            data_points=1,
+            should_stop=lambda step, data_points: None,
+        )

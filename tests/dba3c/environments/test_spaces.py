@@ -220,7 +220,10 @@ def test_box_actions_are_clipped_to_their_bounds():
     assert codec.read_all(codec.check(np.array([[5.0]], np.float32), 1))[0].tolist() == [2.0]
 
 
-@pytest.mark.parametrize("space", [MultiBinary(3), Box(0, 1, (2, 2)), Dict(a=Discrete(2)), image(3)])
+NO_ACTIONS = (MultiDiscrete([]), Box(0, 1, (0,)))
+
+
+@pytest.mark.parametrize("space", [MultiBinary(3), Box(0, 1, (2, 2)), Dict(a=Discrete(2)), image(3), *NO_ACTIONS])
 def test_an_unsupported_action_is_refused_with_what_is_supported(space):
     with pytest.raises(UserError, match=r"not supported; Discrete, MultiDiscrete \[K\] and float Box \[A\] are"):
         ActionCodec("game", space)

@@ -172,7 +172,7 @@ def test_a_bad_option_is_refused_before_anything_is_started(tmp_path, capsys):
         ("--time 1:00 --cpus-per-task 2", "--cpus-per-task, --time: of --slurm, which is not given"),
         ("--slurm --task workers-2/seed-0", "--slurm, --list and --task are one thing each: give one of them"),
         ("--slurm --cpus-per-task 0", "cpus_per_task must be at least 1, got 0"),
-        ("--seeds -1", "seeds must be at least 0, got -1"),
+        ("--seeds -1", "seeds must be at least 0 and at most 10000, got -1"),
     ],
 )
 def test_words_that_mean_nothing_to_a_study_are_refused(tmp_path, capsys, monkeypatch, words, why):
