@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
