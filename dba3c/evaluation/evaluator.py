@@ -195,13 +195,13 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         except GamesAbandoned as why:
             tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
             return
-        try:
-            played.save(folder)
-        except UserError as error:  # a full disk: the record below has the statistics
-            tell(str(error))
         report(played, metrics, say)
         if not played.unfinished:
             stop_when_solved(played.summary, policy.step, folder, config, tell)
+        try:  # last: what is there was told, and is not played again by the next life of this role
+            played.save(folder)
+        except UserError as error:  # a full disk: the record has the statistics
+            tell(str(error))
 
     try:
         while (policy := watch.wait()) is not None:

@@ -53,9 +53,12 @@ X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": 
 RANDOM_SCORES = {env_id: random for env_id, (random, _) in RANDOM_AND_HUMAN.items()} | {"CartPole-v1": 22.6}
 """Of random actions; CartPole's by playing 1,000 games."""
 MAY_DIFFER = (
-    "run/seed", "run/run_dir", "run/track", "run/recorders", "exchange/keep_checkpoints", "environment/env_threads",
+    "run/seed", "run/run_dir", "run/track", "run/recorders", "run/recording_every", "run/evaluation_budget_s",
+    "exchange/keep_checkpoints", "exchange/listen_host", "exchange/interface", "exchange/port",
+    "exchange/step_timeout_s", "exchange/join_timeout_s", "exchange/reconnect_timeout_s",
+    "exchange/checkpoint_timeout_s", "environment/env_threads", "environment/environment_timeout_s",
 )  # fmt: skip
-"""What makes no run another one than the other seeds: what is kept of it, and on how many threads it plays."""
+"""What makes no run another one than the other seeds: what is kept of it, its threads, addresses and patience."""
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 
