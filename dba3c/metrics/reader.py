@@ -15,7 +15,7 @@ from typing import Any
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics import registry as metric_registry
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import CLOCKS_S, RunFolder
 
 Record = dict[str, Any]
 _CHUNK_BYTES = 1 << 20
@@ -73,12 +73,15 @@ class RunReader:
                 self._warn(complaint)
 
     def _new_records(self, path: Path) -> Iterator[Record]:
-        latest_s = -math.inf
+        latest_s, set_back_s = -math.inf, 0.0
         for line in self._new_lines(path):
             record = _parsed(line)
             if record is not None:
-                # a clock set back must not hold up the merge: the record gets the time of the one before it
-                latest_s = record["time_s"] = max(latest_s, record["time_s"])
+                # Where a clock was set back the records after it keep their distances, and the merge its order; one
+                # that is a little behind its predecessor's, of another host perhaps, gets the time of that.
+                if record["time_s"] + set_back_s < latest_s - CLOCKS_S:
+                    set_back_s = latest_s - record["time_s"]
+                latest_s = record["time_s"] = max(latest_s, record["time_s"] + set_back_s)
                 yield record
             elif line.strip():
                 self.bad_lines[path.name] = self.bad_lines.get(path.name, 0) + 1

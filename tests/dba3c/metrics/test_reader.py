@@ -185,3 +185,9 @@ def test_a_file_that_cannot_be_opened_is_named_and_tried_again(tmp_path):
     (metrics / "worker-0.jsonl").rmdir()
     (metrics / "worker-0.jsonl").write_bytes(line(2.0))
     assert times(reader) == [2.0] and reader.unreadable == {}
+
+
+def test_after_a_clock_was_set_back_records_keep_their_distances(tmp_path):
+    reader, metrics = empty_run(tmp_path)
+    (metrics / "worker-0.jsonl").write_bytes(b"".join(map(line, (100.0, 101.0, 102.0, 42.0, 43.0, 40.5, 44.0))))
+    assert times(reader) == [100.0, 101.0, 102.0, 102.0, 103.0, 103.0, 104.0]

@@ -322,3 +322,10 @@ def test_games_of_an_earlier_life_count_for_no_other_wherever_the_clock_is_set()
     summary.add(record("step", 910.0, agent_steps=3, life=1))
     summary.judge()
     assert summary.life_mean == 7.0
+
+
+def test_hours_of_a_life_whose_clock_was_set_back_are_those_that_its_records_span():
+    facts = RunFacts("run", lives=(Life(7200.0, 2.0, ended_s=10800.0), Life(3600.0, 4.0, ended_s=7200.0)))
+    assert facts.hours([10800.0, 14400.0]) == (2.0, 6.0)  # as read: the second goes on where the first has ended
+    forward = RunFacts("run", lives=(Life(0.0, 2.0, ended_s=3600.0), Life(7200.0, 4.0, ended_s=9000.0)))
+    assert forward.hours([4000.0, 9100.0]) == (1.5, 4.0)
