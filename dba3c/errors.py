@@ -40,7 +40,8 @@ def writing(path: str | Path) -> Iterator[None]:
 
 def warn_on_stderr(message: str) -> None:
     """One line about what could not be read or written, where that does not matter to what is being done."""
-    with contextlib.suppress(OSError, ValueError):  # nor does it matter whether anybody reads this
+    # nor does it matter whether anybody reads this; RuntimeError: a signal's handler came within another line
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         print(f"dba3c: warning: {message}", file=sys.stderr, flush=True)
 
 

@@ -160,6 +160,8 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
     if REPLACES_VARIABLE not in os.environ:
         signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGUSR1) is not None:  # None: an MPI's own C code takes it
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm's warning to a whole step, which the rank obeys
 
 
 def check(words: Sequence[str]) -> int:

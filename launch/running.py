@@ -1,5 +1,6 @@
 """A run, once its configuration fits, whole on this machine: every role is a process, under one supervisor."""
 
+import errno
 import json
 import os
 import secrets
@@ -234,6 +235,13 @@ def _missed_without_monitor(config: TrainConfig) -> str:
     return names and f"so nobody looks for {names} any more: dba3c stop ends it"
 
 
+def _starts_in(path: Path) -> int:
+    try:
+        return int(json.loads(path.read_text())["starts"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # or torn by a crash: the lives are counted, too
+        return 0
+
+
 def first_incarnation(folder: RunFolder, rank: int) -> int:
     """0 for the first start of a rank in this run folder, then 250, 500, …: counted in ``logs/rank-RANK.json``.
 
@@ -242,9 +250,11 @@ def first_incarnation(folder: RunFolder, rank: int) -> int:
     path = folder.path / "logs" / f"rank-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        starts = int(json.loads(path.read_text())["starts"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # or torn by a crash: the lives are counted, too
-        starts = 0
+        starts = _starts_in(path)
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # NFS: it was replaced under us, and is there anew
+            raise
+        starts = _starts_in(path)
     starts = max(starts, folder.life_number())
     write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
     return starts * PER_START

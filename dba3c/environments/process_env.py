@@ -213,7 +213,7 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], 
     # A hung environment must not outlive its worker; what ends all processes (Ctrl-C, a cgroup's SIGTERM) reaches the
     # worker, too, which goes on to its next step and closes us.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, lambda *_: None)  # which, unlike SIG_IGN, no program that the environment starts inherits
         signal.siginterrupt(signum, False)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -90,7 +90,7 @@ class SlurmShape:
                 f"{self.topology().arithmetic()} leave no rank for {self.servers} servers: "
                 "a heterogeneous job has learners and actors only"
             )
-        if self.colocated_servers and not self.num_servers:
+        if self.colocated_servers and self.learners:
             raise UserError("--colocated-servers without a server: a job with learners has none")
         if self.learner_cpus is not None and not self.learners:
             raise UserError("--learner-cpus without --learners")

@@ -66,6 +66,8 @@ def routed_address(why: str) -> str:
 
 
 def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
+    if ":" in peer:
+        raise UserError(f"{peer} is an IPv6 address, and links are IPv4's: say which interface (--interface NAME)")
     give_up_s, told = time.monotonic() + wait_s, False
     while True:
         try:

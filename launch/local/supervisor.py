@@ -236,7 +236,10 @@ class Supervisor:
             self._tell("left", f"{gone.cause}; its place, or the run's folder, is another's")
             return
         if self._phase >= TERMINATING:
-            if spec.saves_last and not RunFolder(self.run_dir).has_left(spec.role, spec.rank):
+            saved = not spec.saves_last
+            with suppress(OSError):  # the folder is away: nobody can say that it has
+                saved = saved or RunFolder(self.run_dir).has_left(spec.role, spec.rank)
+            if not saved:
                 self._unsaved = f"{spec.name} was terminated before it had written the last checkpoint"
             return
         # What this process's first life, or another machine, could do was no bad input: who is refused has met a fault.

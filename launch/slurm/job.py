@@ -247,9 +247,13 @@ class LostNodes:
     ) -> None:
         self.environ, self.run_dir, self.train, self._clock = environ, run_dir, list(train), clock
         # A heterogeneous job is no matter of whole nodes with equal ranks: its lost actors stay lost.
-        self.nodes = [] if environ.get("SLURM_HET_SIZE") else names_of(environ.get("SLURM_JOB_NODELIST", ""))[:nodes]
+        self._most_nodes, self._is_of_parts = nodes, bool(environ.get("SLURM_HET_SIZE"))
+        self.nodes = self._named()
         self._tries: Counter[str] = Counter()
         self._next_look_s = 0.0
+
+    def _named(self) -> list[str]:
+        return [] if self._is_of_parts else names_of(self.environ.get("SLURM_JOB_NODELIST", ""))[: self._most_nodes]
 
     def look(self) -> None:
         """Replace what has been lost since the last look; does nothing before `NODES_LOOK_S` have passed.
@@ -257,9 +261,12 @@ class LostNodes:
         Raises nothing: a controller that does not answer is asked again at the next look, and the run goes on. One
         node a look: several slow refusals would keep signals waiting.
         """
-        if not self.nodes or self._clock() < self._next_look_s:
+        if self._is_of_parts or self._clock() < self._next_look_s:
             return
         self._next_look_s = self._clock() + NODES_LOOK_S
+        self.nodes = self.nodes or self._named()  # which a controller that was away did not say
+        if not self.nodes:
+            return
         job = controller.job_name(self.environ)
         shown = controller.ask(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%L"]).stdout.split("\n")[:-1]
         nodelist, _, time_left = shown[0].strip().partition("|") if len(shown) == 1 else ("", "", "")
@@ -307,8 +314,9 @@ class LostNodes:
             tries = f"try {self._tries[node]} of {SUBMIT_TRIES}"
             print(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}", flush=True)
         else:
-            number = answer.stdout.split()[0].split(";")[0]
-            print(f"node {node} is lost; job {number} takes its place as soon as a node is free", flush=True)
+            number = re.search(r"^\d+", answer.stdout, re.MULTILINE)  # a site's own sbatch may say more, or nothing
+            which = f"job {number[0]}" if number else "a job that Slurm did not name"
+            print(f"node {node} is lost; {which} takes its place as soon as a node is free", flush=True)
 
     def options(self, node: str, time_left: str, job: str) -> list[str]:
         """One node like the lost one, for as long as the job may still run; ``job`` is what scontrol shows of it."""
@@ -320,7 +328,7 @@ class LostNodes:
             "--nodes=1",
             f"--ntasks-per-node={controller.tasks_per_node(self.environ)}",
             f"--time={time_left or 'UNLIMITED'}",
-            f"--output={self.run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
+            f"--output={str(self.run_dir.absolute()).replace('%', '%%')}/logs/replacement-of-{node}.out",
             "--open-mode=append",
             "--no-requeue",
             "--export=ALL",  # whom it replaces stands there; a site's default may be NONE

@@ -36,7 +36,7 @@ CARTPOLE = TrainConfig(
 
 
 def test_the_second_thread_s_time_is_told_in_shares_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dba3c.central.inference_thread.SHARES_EVERY_S", 0.0)
+    monkeypatch.setattr("dba3c.central.inference_thread.SHARES_EVERY_S", 1e-9)
     spaces = spaces_of(CARTPOLE)
     learning, acting = build_model(CARTPOLE, spaces).network, build_model(CARTPOLE, spaces).network
     service: Any = InProcessService(CARTPOLE, build_policy(CARTPOLE, acting, spaces, seed=1))

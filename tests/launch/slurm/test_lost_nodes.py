@@ -159,3 +159,28 @@ def test_a_replacement_that_is_refused_again_and_again_is_given_up(slurm: FakeSl
 def test_an_answer_that_cannot_be_read_is_no_loss(slurm: FakeSlurm, answer: str) -> None:
     slurm.looked = answer
     assert slurm.look() == ["squeue"]
+
+
+def test_nodes_that_slurm_did_not_name_at_first_are_looked_for_when_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_dir: Path
+) -> None:
+    away = lambda command, **_: subprocess.CompletedProcess(command, 1, "", "controller is away")  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr("launch.slurm.controller.ask", away)
+        nodes = LostNodes(JOB, run_dir, ["dba3c"], clock=lambda: slurm.now_s)
+    slurm = FakeSlurm(monkeypatch, capsys, run_dir)
+    slurm.nodes = nodes
+    assert not nodes.nodes and slurm.look() == ["squeue"]
+    assert nodes.nodes == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"), [("", "a job that Slurm did not name"), ("our site: hello\n8;cluster\n", "job 8")]
+)
+def test_an_sbatch_that_says_more_or_nothing_ends_no_run(
+    printed: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_dir: Path
+) -> None:
+    slurm = FakeSlurm(monkeypatch, capsys, run_dir)
+    slurm.submit, slurm.looked = (0, printed), "n[1-2]|1:02:03\n"
+    slurm.look()
+    assert slurm.said == [f"node n3 is lost; {told} takes its place as soon as a node is free"]
