@@ -106,6 +106,9 @@ def normalised_advantages(batch: PpoBatch, total: Total = alone) -> Tensor:
     return (batch.advantages - mean) / (math.sqrt(squares / (count - 1)) + 1e-8)
 
 
+_LARGEST_LOG_RATIO = 20.0
+
+
 def ppo_loss(
     policy: Distribution,
     values: Tensor,
@@ -125,6 +128,8 @@ def ppo_loss(
     estimate E[ρ − 1 − log ρ] of KL(π_old‖π) in nats.
     """
     log_ratios = policy.log_prob(batch.actions) - batch.log_probs
+    # far outside any clip: a ratio that overflows would make the gradient of all positions NaN, even where none trains
+    log_ratios = log_ratios.masked_fill(~batch.valid, 0.0).clamp(max=_LARGEST_LOG_RATIO)
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - policy_clip, 1 + policy_clip)
     return actor_critic_loss(

@@ -1,6 +1,8 @@
 """A worker's or an actor's observation statistics, kept beside the checkpoints."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dba3c.environments.normalization import (
@@ -80,3 +82,12 @@ class StatisticsKeeper:
         needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
         kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
         write_atomically(path, json.dumps(kept | {str(step): statistics.to_dict() | {"life": self._life}}) + "\n")
+
+
+@contextmanager
+def finishing(keeper: StatisticsKeeper) -> Iterator[None]:
+    """Around a process's life: its last snapshot, also where it fails, for a failed run has a last checkpoint, too."""
+    try:
+        yield
+    finally:
+        keeper.finish()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dba3c.assembly.model import Spaces
-from dba3c.assembly.statistics_keeper import StatisticsKeeper
+from dba3c.assembly.statistics_keeper import StatisticsKeeper, finishing
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, group_shape, pack_step
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import (
@@ -64,7 +64,7 @@ def actor(process: RunProcess) -> str:
             metrics.record_step(version, experience._asdict(), sections)
 
         address_of = process.address_until_the_end("learner")
-        reason = Actor(
+        actor = Actor(
             rank=process.rank,
             incarnation=process.incarnation,
             learner=learner_rank,
@@ -77,9 +77,9 @@ def actor(process: RunProcess) -> str:
             silence_timeout_s=exchange.timeouts.silence_s,
             on_failure=lambda line: metrics.record_event("environment_restarted", line),
             on_steps=stepped,
-        ).run()
-        keeper.finish()
-        return reason
+        )
+        with finishing(keeper):
+            return actor.run()
     finally:
         for vector in vectors:
             vector.close()

@@ -7,6 +7,7 @@ before it is pushed, as DBA3C did: where clipping binds, the mean of the clipped
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from dba3c.algorithms.agent import Agent
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model
-from dba3c.assembly.statistics_keeper import StatisticsKeeper
+from dba3c.assembly.statistics_keeper import StatisticsKeeper, finishing
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
@@ -63,8 +64,8 @@ def _live(process: RunProcess, lane: Lane) -> str:
         keeper = StatisticsKeeper(process, "worker", [environments])
         numel = model.plan.layout.numel
         exchange = lane.exchange(lambda: connect(process, model.plan, model.parameters, metrics), numel)
-        try:
-            reason = run_worker(
+        with closing(exchange), finishing(keeper):
+            return run_worker(
                 config,
                 model.network,
                 environments,
@@ -75,10 +76,6 @@ def _live(process: RunProcess, lane: Lane) -> str:
                 lane=lane,
                 at_step=keeper.at,
             )
-            keeper.finish()
-            return reason
-        finally:
-            exchange.close()
     finally:
         metrics.close()
         environments.close()

@@ -309,6 +309,9 @@ def _manifest(path: Path) -> dict[str, Any]:
             str(entry["file"]), int(entry["bytes"]), str(entry["sha256"])
     except (*_NOT_THERE, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
+    said = path.resolve().name.removeprefix("step-")
+    if said.isdigit() and int(said) != manifest["step"]:  # a copy, which who goes on from it would set aside
+        raise CheckpointError(f"checkpoint {path.name} is torn: its manifest is of step {manifest['step']}")
     if manifest.get("sha256", _digest(manifest)) != _digest(manifest):  # older ones say nothing of themselves
         raise CheckpointError(f"checkpoint {path.name} is torn: its manifest is not as it was written")
     return dict(manifest)

@@ -163,3 +163,16 @@ def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards() -> None:
     scaled = batch._replace(advantages=batch.advantages * 100 + 7)
     losses = [loss_of(logits, b, 0.0).metrics["loss_policy"] for b in (batch, scaled)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(("trains", "advantage"), [(False, -1.0), (True, -1.0), (True, 1.0)])
+def test_a_ratio_that_overflows_makes_no_gradient_nan(trains: bool, advantage: float) -> None:
+    logits = torch.zeros(2, 3, requires_grad=True)
+    policy, actions = Categorical(logits), torch.zeros(2, dtype=torch.int64)
+    before = policy.log_prob(actions).detach() - torch.tensor([0.0, 200.0])
+    advantages, valid = torch.tensor([1.0, advantage]), torch.tensor([True, trains])
+    batch = PpoBatch(torch.zeros(2, 1), actions, before, advantages, torch.zeros(2), valid)
+    loss = ppo_loss(policy, torch.zeros(2), batch, advantages, entropy_cost=0.0, **COSTS)
+    loss.total.backward()
+    assert torch.isfinite(loss.total) and logits.grad is not None and torch.isfinite(logits.grad).all()
+    assert (logits.grad[0] != 0).any() and not (logits.grad[1] != 0).any()

@@ -19,6 +19,7 @@ from dba3c.environments.normalization import (
     statistics_of,
     use_statistics,
 )
+from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.environments.spaces import MixedSpace, NormalizedImage
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
@@ -358,3 +359,20 @@ def test_a_new_run_with_a_replay_refuses_normalised_observations_and_an_older_on
         parse_train([*words.split(), "--normalize-observations"]).config(2)
     config = replace_options(parse_train(words.split()).config(2), normalize_observations=True)
     assert TrainConfig.from_json(config.to_json()) == config
+
+
+def test_a_worker_that_fails_keeps_the_statistics_of_its_last_step_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = config_of()
+
+    def fails(config, agent, environments, exchange, metrics, *, at_step, **_):
+        environments.reset()
+        for step in range(7):
+            environments.step(np.zeros((environments.num_envs, 1), np.float32))
+            at_step(step)
+        raise EnvironmentFailed("its game is broken")
+
+    monkeypatch.setattr("dba3c.workers.worker.run_worker", fails)
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder, pytest.raises(EnvironmentFailed):
+        worker(RunProcess(folder, config, rank=0, incarnation=0))
+    kept = json.loads((tmp_path / "run" / "observations" / "worker-0.json").read_text())
+    assert [*kept] == ["0", "6"] and kept["6"]["count"] > kept["0"]["count"]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,13 @@ def test_a_checkpoint_that_is_there_is_published_though_older_ones_cannot_be_lis
     assert names(tmp_path) == ["step-2", "step-4"]
     save(tmp_path, plan, 6, keep=1)
     assert names(tmp_path) == ["step-6"]
+
+
+def test_a_copy_under_another_step_s_name_is_no_checkpoint_of_that_step(tmp_path: Path) -> None:
+    saved, told = save(tmp_path, plan_shards(LAYOUT, 1), step=3), list[str]()
+    shutil.copytree(saved, tmp_path / "step-7")
+    assert find_newest(tmp_path, told.append) == saved
+    assert told == ["skipped: checkpoint step-7 is torn: its manifest is of step 3"]
 
 
 def test_a_damaged_later_one_does_not_cost_the_one_that_was_just_written(tmp_path: Path) -> None:
