@@ -27,7 +27,7 @@ from pathlib import Path
 from dba3c.algorithms.config import REPLAYING
 from dba3c.config import TrainConfig
 from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
-from dba3c.runs.files import checkpoint_steps, write_atomically
+from dba3c.runs.files import checkpoint_steps, is_read_only, write_atomically
 from dba3c.runs.folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken
 
@@ -194,7 +194,8 @@ class RunEnd:
             return
         self.reason = self.reason or reason
         self._unreadable_since_s = math.inf
-        self._broken_since_s = min(self._broken_since_s, now_s) if self._status == "broken" else math.inf
+        is_broken = self._status == "broken" and not is_read_only(self._folder.path)
+        self._broken_since_s = min(self._broken_since_s, now_s) if is_broken else math.inf
 
 
 class Overtime:

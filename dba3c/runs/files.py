@@ -78,6 +78,17 @@ def is_there(path: Path) -> bool:
     return True
 
 
+def is_read_only(folder: Path) -> bool:
+    """Whether its file system takes nothing from anybody: heartbeats that do not come tell nothing there."""
+    probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
+
+
 def check_writable(folder: Path) -> None:
     """Make the folder, write a file there, delete it. Raises UserError where that cannot be: rather now than later."""
     with writing(folder):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dba3c.errors import UserError
-from dba3c.runs.files import write_atomically, write_once
+from dba3c.runs.files import is_read_only, write_atomically, write_once
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import HEARTBEAT_LOST_S, RunLock, heartbeat, living_holder
 from param_servers.timeouts import AwakeClock
@@ -206,6 +206,7 @@ class FirstNode:
                 and all(living_holder(folder) is None for folder in self._folders)
                 and _noted_job(self._run_dir) == job_name(self._environ)
                 and "ended" not in RunFolder(self._run_dir).life()
+                and not is_read_only(self._run_dir)
             )
         except (OSError, UserError):  # a shared file system that is away tells nothing: the wait begins anew
             self._beats = []

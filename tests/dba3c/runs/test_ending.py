@@ -2,6 +2,7 @@
 
 import errno
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -159,3 +160,20 @@ def test_a_refusal_is_its_life_s_whatever_the_clock_of_the_node_that_noted_it_sa
         noted(by_s=3000.0)
     with RunFolder.launch(run.path, None, resume=True) as run:
         assert outcome(0, run)[0] == "finished"
+
+
+def test_where_no_heartbeat_can_be_written_a_launch_is_not_gone(tmp_path, monkeypatch):
+    with RunFolder.create(tmp_path / "run", TrainConfig().to_json()) as run:
+        clock = SimpleNamespace(monotonic=lambda: clock.now_s, time=time.time, now_s=0.0)
+        monkeypatch.setattr(ending, "time", clock)
+        monkeypatch.setattr(RunFolder, "status", lambda self: "broken")
+        run_end = RunEnd(run)
+        with monkeypatch.context() as read_only:
+            read_only.setattr(Path, "touch", lambda self: _raise(OSError(errno.EROFS, "Read-only file system")))
+            for clock.now_s in (1.0, 300.0):
+                assert run_end() is None
+        clock.now_s += 2.0
+        assert run_end() is None  # from now on it could be
+        clock.now_s += 300.0
+        with pytest.raises(RunBroken, match="nobody has held its lock"):
+            run_end()

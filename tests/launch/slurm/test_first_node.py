@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,10 @@ from launch.slurm import controller
 from tests.launch.slurm.conftest import Fake, asked
 
 JOB = {"SLURM_JOB_ID": "7"}
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 class Watched:
@@ -49,6 +54,9 @@ def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(
     die(run_dir / controller.FOLDER)
     assert not first_node.is_lost(after_s=200.0)  # srun's own affair: the chief lives
     die(run_dir)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "touch", refuse)
+        assert not first_node.is_lost(after_s=200.0)  # no heartbeat could come
     assert first_node.is_lost(after_s=200.0)
     chief.end_life("finished", "enough")
     assert not first_node.is_lost(after_s=200.0)
