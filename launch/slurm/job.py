@@ -370,15 +370,16 @@ def run_job(run_dir: Path, train: Sequence[str], nodes: int | None = None, heard
         nodes: run on the first of them, give the others back.
         heard: as in `SlurmJob`.
     """
-    train = [*train, "--run-dir", str(run_dir)]
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and is_there(run_dir / "config.json"):
-        train.append("--resume")
-    if nodes is not None:
-        give_back_nodes(os.environ, nodes)
-    command = controller.srun_command(os.environ, train, nodes)
-    lost_nodes = LostNodes(os.environ, run_dir, train, nodes)
-    try:
-        return SlurmJob(run_dir, command, os.environ, lost_nodes, heard).run()
-    except (UserError, OSError) as error:
-        print(f"dba3c: {error}", file=sys.stderr)
-        return 2
+    train, heard = [*train, "--run-dir", str(run_dir)], [] if heard is None else heard
+    with taking_signals(heard.append):  # one that comes while Slurm is asked is obeyed as soon as there is a run
+        if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and is_there(run_dir / "config.json"):
+            train.append("--resume")
+        if nodes is not None:
+            give_back_nodes(os.environ, nodes)
+        command = controller.srun_command(os.environ, train, nodes)
+        lost_nodes = LostNodes(os.environ, run_dir, train, nodes)
+        try:
+            return SlurmJob(run_dir, command, os.environ, lost_nodes, heard).run()
+        except (UserError, OSError) as error:
+            print(f"dba3c: {error}", file=sys.stderr)
+            return 2

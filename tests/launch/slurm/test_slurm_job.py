@@ -358,3 +358,21 @@ train_as_rank(parse_train(sys.argv[1:]), place, "")
     assert job.run() != 0
     last_line = capfd.readouterr().out.splitlines()[-1]
     assert last_line.startswith(f"{run_dir} already holds a run: resume it (--resume), or choose another folder")
+
+
+def test_a_signal_that_comes_before_the_ranks_are_started_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[list[int]]()
+
+    class Job:
+        def __init__(self, run_dir: Path, command: object, environ: object, lost_nodes: object, heard: list[int]):
+            given.append(heard)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("launch.slurm.job.give_back_nodes", lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+    monkeypatch.setattr("launch.slurm.job.SlurmJob", Job)
+    assert slurm_job.run_job(tmp_path / "run", ["dba3c"], nodes=1) == 0
+    assert given == [[signal.SIGUSR1]]
