@@ -76,10 +76,10 @@ class Run(os.PathLike[str]):
         Raises:
             UserError: there is no such chart (the nearest are named), or the run has recorded nothing of it yet.
         """
-        name, curve = str(name), load_curve(self.folder, POINTS_EVERY_S)
+        curve = load_curve(self.folder, POINTS_EVERY_S)
         charts = {chart.replace("/", "_"): chart for chart in registry.charts()}
         charts[f"score_mean_{self.config.run.stop_games}"] = "score/mean"
-        values, places = curve.column(charts.get(name, name)), curve.column(f"progress/{against}")
+        values, places = curve.column(charts.get(str(name), str(name))), curve.column(f"progress/{against}")
         kept = np.isfinite(values) & np.isfinite(places)
         try:
             import pandas

@@ -37,7 +37,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
 from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.cluster.network import LISTEN_HOST_VARIABLE
-from launch.local.child import exit_with_parent
+from launch.local.child import exit_with_parent, has_c_handler
 from launch.local.resources import given_cores, said_threads
 from launch.output import harmless_output
 from param_servers.errors import (
@@ -160,7 +160,7 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
     if REPLACES_VARIABLE not in os.environ:
         signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if signal.getsignal(signal.SIGUSR1) is not None:  # None: an MPI's own C code takes it
+    if not has_c_handler(signal.SIGUSR1):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm's warning to a whole step, which the rank obeys
 
 

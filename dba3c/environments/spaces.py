@@ -130,14 +130,14 @@ class ActionCodec:
         self.space = original
         self.read_all: Callable[[np.ndarray], list[Any]]
         """The actions [B, ...] one by one, as the environments take them."""
-        is_list = len(original.shape or ()) == 1 and original.shape != (0,)
+        is_vector = len(original.shape or ()) == 1 and original.shape != (0,)
         if isinstance(original, spaces.Discrete):
             start = int(original.start)
             # not as Python's int: Discrete.contains, which many environments ask, takes twice as long for one
             self.read_all = lambda actions: list((actions + start).astype(original.dtype, copy=False))
-        elif isinstance(original, spaces.MultiDiscrete) and is_list:
+        elif isinstance(original, spaces.MultiDiscrete) and is_vector:
             self.read_all = lambda actions: list(actions.astype(original.dtype) + original.start)
-        elif isinstance(original, spaces.Box) and is_list and original.dtype.kind == "f":
+        elif isinstance(original, spaces.Box) and is_vector and original.dtype.kind == "f":
             low, high = original.low, original.high
             self.read_all = lambda actions: list(np.clip(actions, low, high).astype(original.dtype, copy=False))
         else:

@@ -68,7 +68,7 @@ class Mp4Writer:
             if kind is None:
                 self._publish()
         finally:
-            with contextlib.suppress(OSError):  # a name that is too long was refused before
+            with contextlib.suppress(OSError):  # what refused the film refuses this, too, and was named
                 self._temporary.unlink()
 
     def _start(self, picture: np.ndarray) -> Generator[None, Any, None]:

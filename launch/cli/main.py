@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import io
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -40,6 +41,9 @@ COMMANDS = {
     "job": "launch.cli.sbatch:job",
 }
 """Each command's function."""
+
+FEWEST_COLUMNS = 40
+"""In fewer than a box's frame takes, tyro would look for room without an end."""
 
 HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters
 
@@ -78,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if shutil.get_terminal_size().columns < FEWEST_COLUMNS:
+        os.environ["COLUMNS"] = str(FEWEST_COLUMNS)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of what its encoding lacks, as in PYTHONIOENCODING=latin-1
     if arguments and arguments[0] in MAKE_WHAT_LASTS and not _prints(arguments):

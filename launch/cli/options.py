@@ -10,10 +10,9 @@ import inspect
 import itertools
 import os
 import re
-import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import redirect_stderr, suppress
 from dataclasses import fields, is_dataclass
 from io import StringIO
 from pathlib import Path
@@ -38,7 +37,6 @@ COMMON = (
     "run_dir", "seed", "total_frames", "stop_score", "max_hours", "track", "evaluators", "recorders",
 )  # fmt: skip
 """Options that `dba3c train --help` shows."""
-FEWEST_COLUMNS = 40
 Parsed = TypeVar("Parsed")
 _TYPED_DICT: Any = TypedDict  # made at run time, which type checkers do not follow
 _POSITION: Any = tyro.conf.Positional
@@ -152,7 +150,7 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
             raise UserError(f"unknown option {flag}; {there_are}")
     complaint = StringIO()
     try:
-        with redirect_stderr(complaint), _terminal_that_has_room():
+        with redirect_stderr(complaint):
             parsed: Parsed = tyro.cli(
                 kind, args=list(words), prog=program, description=description, config=(tyro.conf.OmitArgPrefixes,),
                 registry=_values,
@@ -182,21 +180,6 @@ def _flags(kind: Any) -> dict[str, None]:
             flags |= dict.fromkeys(alias for each in said for alias in getattr(each, "aliases", None) or ())
             flags |= dict.fromkeys(["--no-" + name.replace("_", "-")] if own is bool else [])
     return flags
-
-
-@contextmanager
-def _terminal_that_has_room() -> Iterator[None]:
-    """In fewer columns than a box's frame takes tyro would look for room without an end."""
-    before = os.environ.get("COLUMNS")
-    if shutil.get_terminal_size().columns < FEWEST_COLUMNS:
-        os.environ["COLUMNS"] = str(FEWEST_COLUMNS)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["COLUMNS"] = before
-        else:
-            os.environ.pop("COLUMNS", None)
 
 
 def refuse_given(arguments: Any, names: Iterable[str], why: str) -> None:

@@ -64,7 +64,7 @@ class PlotArguments:
 
 def plot(words: Sequence[str]) -> int:
     """dba3c plot STUDY, or dba3c plot RUN..."""
-    if not any(_holds_a_study(word) for before, word in pairwise(["", *words]) if _is_a_folder(before, word)):
+    if not any(_holds_a_study(word) for before, word in pairwise(["", *words]) if _is_drawn(before, word)):
         return _plot_runs(words)
     arguments = parse(PlotStudyArguments, words, "dba3c plot")
     if arguments.x is not None and arguments.y is None:
@@ -79,7 +79,7 @@ def plot(words: Sequence[str]) -> int:
     return 0
 
 
-def _is_a_folder(before: str, word: str) -> bool:
+def _is_drawn(before: str, word: str) -> bool:
     """Whether a word, and the one before it, are what is to be drawn: no option, and no option's value."""
     return not word.startswith("-") and (not before.startswith("--") or "=" in before)
 

@@ -142,7 +142,7 @@ def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
         take(signum)
 
     under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    kept = {signal.SIGHUP: under_nohup, signal.SIGUSR1: _is_c_code_s(signal.SIGUSR1)}
+    kept = {signal.SIGHUP: under_nohup, signal.SIGUSR1: has_c_handler(signal.SIGUSR1)}
     before = {signum: signal.signal(signum, handler) for signum in STOP_SIGNALS if not kept.get(signum)}
     try:
         yield
@@ -151,7 +151,7 @@ def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
             signal.signal(signum, signal.SIG_DFL if previous is None else previous)  # None: C code's, as SDL's
 
 
-def _is_c_code_s(signum: signal.Signals) -> bool:
+def has_c_handler(signum: signal.Signals) -> bool:
     """Whether a handler is there that Python does not know."""
     known, status = signal.getsignal(signum), Path("/proc/self/status").read_text(errors="replace")
     mask = status.partition("SigCgt:\t")[2].partition("\n")[0] or "0"  # not every sandbox's kernel tells it

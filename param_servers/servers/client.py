@@ -88,6 +88,8 @@ class ServersExchange:
         self._linked: set[int] = set()
         self._heard = [(0, 0.0)] * plan.num_shards
         """Of each link its newest term, and when it said something last."""
+        self._listens_for, self._listens_since_s = 0, 0.0
+        """The newest term, and since when a call waits to hear of it: no silence is older."""
         self._must_ask = True
         self._closed = False
         self._rejected_in_a_row = 0
@@ -143,6 +145,7 @@ class ServersExchange:
         """Ctrl-C comes between a system call and its count, too: then nobody knows where the streams are, and all links
         begin anew. A push that may count is sent again under its number, as it was: the caller may write into its own.
         """
+        self._listens_since_s = self._now_s()
         try:
             yield
         except (ParamServersError, RunStopped):
@@ -167,7 +170,9 @@ class ServersExchange:
 
     def _wait(self, heard_s: float, what: str) -> float:
         """One turn of a bounded wait; when something was heard, patience starts anew."""
-        if self._turn(NAP_S if self.connected else _DIAL_NAP_S):
+        heard_any = self._turn(NAP_S if self.connected else _DIAL_NAP_S)
+        self._leave_who_hangs(self._now_s())
+        if heard_any:
             return self._now_s()
         if self._now_s() - heard_s > self._answer_timeout_s:
             gone = [str(server) for server in self.servers if not self._hub.connected(server)]
@@ -175,6 +180,16 @@ class ServersExchange:
             who = ", ".join(gone) if gone else f"{everyone}, though connected"
             raise PeerLost(f"worker {self.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
         return heard_s
+
+    def _leave_who_hangs(self, now_s: float) -> None:
+        newest = self.state.newest[0]
+        if newest > self._listens_for:
+            self._listens_for, self._listens_since_s = newest, now_s
+        for shard in [*self._linked]:
+            term, heard_s = self._heard[shard]
+            if term < newest and now_s - max(heard_s, self._listens_since_s) > self._silence_s:
+                self._hub.close(self.servers[shard])
+                self.handle(Left(self.servers[shard], f"it is silent in term {term}, and others are in a newer one"))
 
     def _turn(self, timeout_s: float) -> bool:
         """Say what is to be said, move bytes, take in what was heard; True when there was something."""
@@ -206,21 +221,13 @@ class ServersExchange:
         Raises:
             PeerLost: a server could not be reached for too long.
         """
-        now_s = self._now_s()
-        if self.connected:
-            self._leave_who_hangs(now_s)
         if not self.connected:
+            now_s = self._now_s()
             for shard, server in enumerate(self.servers):
                 if shard not in self._linked:
                     self._dial(shard, server, now_s)
         elif self._must_ask or self.state.must_ask:
             self._ask()
-
-    def _leave_who_hangs(self, now_s: float) -> None:
-        for shard, (term, heard_s) in enumerate(self._heard):
-            if term < self.state.newest[0] and now_s - heard_s > self._silence_s:
-                self._hub.close(self.servers[shard])
-                self.handle(Left(self.servers[shard], f"it is silent in term {term}, and others are in a newer one"))
 
     def _dial(self, shard: int, server: Peer, now_s: float) -> None:
         what = f"worker {self.worker} cannot reach {server}"

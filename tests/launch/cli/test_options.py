@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import fields
 from importlib.metadata import version
@@ -388,4 +387,3 @@ def test_a_terminal_of_any_width_gets_help_and_the_same_line(
     with pytest.raises(SystemExit):
         main(["stop", "--help"])
     assert "usage: dba3c stop" in capsys.readouterr().out
-    assert os.environ["COLUMNS"] == str(columns)

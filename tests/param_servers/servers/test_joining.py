@@ -383,3 +383,17 @@ def test_a_worker_leaves_a_server_that_hangs_for_the_one_that_has_its_place() ->
         assert said and "server 1 was turned away by server 0" in said[0]
         assert run.trains(worker)
         worker.close()
+
+
+def test_who_computed_for_long_while_all_went_back_leaves_no_server_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Serving(plan=PLAN_OF_TWO) as run:
+        worker, slept_s, closed = run.worker(), [0.0], list[str]()
+        began_s, close = time.monotonic(), worker._hub.close
+        worker._now_s = lambda: time.monotonic() - began_s + slept_s[0]
+        monkeypatch.setattr(worker._hub, "close", lambda peer: (closed.append(str(peer)), close(peer)))
+        assert run.trains(worker)
+        for shard in (0, 1):
+            worker._heard[shard] = (0, 0.0)  # of the term before, and long ago
+        slept_s[0] = 1000.0
+        assert run.trains(worker) and not closed
+        worker.close()
