@@ -19,7 +19,8 @@ from pathlib import Path
 from dba3c.config import TrainConfig, has_own_code, replace_options
 from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
-from dba3c.metrics.watch import PlainView, watched
+from dba3c.metrics.views import PlainView
+from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_end, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
