@@ -52,7 +52,7 @@ format: $(INSTALLED)
 
 test-cluster: $(INSTALLED)  ## a real Slurm of 71 nodes on this machine (root only to install it and to start its daemons)
 	tests/cluster/install_slurm.sh
-	DBA3C_TEST_CLUSTER=1 $(PYTEST) -n 2 --dist loadfile --durations=12 tests/cluster $(ARGS)
+	DBA3C_TEST_CLUSTER=1 $(PYTEST) -n 2 --dist loadgroup --durations=12 tests/cluster $(ARGS)
 
 chaos: $(INSTALLED)  ## a real run under random faults, then an independent reader of what it left; MINUTES=10, SEED=… repeats one
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -13,8 +13,8 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 
-# 180 s before the limit: a checkpoint; the job goes on in its next life (docs/cluster.md).
-#SBATCH --signal=B:USR1@180
+# 300 s before the limit: a checkpoint; the job goes on in its next life (docs/cluster.md).
+#SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 # A lost node costs its workers, not the run, while enough of them are left.
 #SBATCH --no-kill

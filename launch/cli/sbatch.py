@@ -69,8 +69,8 @@ class SlurmShape:
     time: str = "04:00:00"
     """Slurm's time limit; before it ends the run is checkpointed and the job requeued."""
 
-    warning_s: int = option(180, least=1)
-    """Seconds before the limit at which the checkpoint is asked for."""
+    warning_s: int = option(300, least=1)
+    """Seconds before the limit at which the checkpoint is asked for: the slowest stop and the requeue take as long."""
 
     name: str = ""
     """Job name; without it PRESET_64nodes."""

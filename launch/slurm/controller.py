@@ -27,7 +27,7 @@ ACT_TIMEOUT_S = 15.0
 """For what changes something."""
 REQUEUE_TRIES = 5
 REQUEUE_PAUSE_S = 5.0
-"""Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 180 s."""
+"""Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 300 s."""
 CLAIM_S = 200.0
 """A rank that claimed the requeue is done with it, and with the scancel after it, in 190 s; or it is gone."""
 REQUEUED = ("pending", "completing")

@@ -25,10 +25,13 @@ PATIENCE_S = 1200.0
 """Bound of every wait: 64 ranks start in 2 minutes on two idle cores, and in 10 on busy ones."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
+            if "cluster" in getattr(item, "fixturenames", ()):  # one lab of 71 nodes, not one in each worker
+                item.add_marker(pytest.mark.xdist_group("71 nodes"))
             item.add_marker(pytest.mark.timeout(2 * PATIENCE_S))
             if os.environ.get("DBA3C_TEST_CLUSTER") != "1":
                 item.add_marker(pytest.mark.skip(reason="needs a Slurm on this machine: make test-cluster"))

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from launch.cli.configuration import fit_config
 from launch.cli.options import parse, parse_train
 from launch.cli.sbatch import SlurmShape, sbatch, script_text
 from launch.cluster.launchers import LaunchPlace
-from launch.slurm.controller import srun_command
+from launch.slurm.controller import ACT_TIMEOUT_S, REQUEUE_PAUSE_S, REQUEUE_TRIES, srun_command
 from launch.slurm.job import LostNodes
 from tests.integration.runs import refused
 
@@ -40,6 +41,12 @@ def test_a_script_is_short_sound_shell_without_hyperparameters(script: Path) -> 
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == ""
 
 
+def test_the_warning_leaves_time_for_the_slowest_clean_stop_and_the_requeue_after_it() -> None:
+    requeue_s = REQUEUE_TRIES * ACT_TIMEOUT_S + (REQUEUE_TRIES - 1) * REQUEUE_PAUSE_S
+    kill_wait_s = 30  # Slurm's own, after the limit
+    assert SlurmShape().warning_s + kill_wait_s >= TrainConfig().exchange.timeouts.stop_s + requeue_s
+
+
 def test_every_committed_script_is_there() -> None:
     assert [script.name for script in SCRIPTS] == [
         "breakout_64nodes.sh",
@@ -56,9 +63,9 @@ def test_every_committed_script_is_there() -> None:
         ({"evaluators": 2}, "evaluators must be at least 0 and at most 1, got 2"),
         ({"nodes": 4, "servers": 4}, "4 nodes × 1 started 4 ranks, but 4 servers leave none for a worker"),
         ({"nodes": 0}, "nodes must be at least 1"),
-        ({"time": "00:03:00"}, "a job of 00:03:00 is warned 180 s before its end: give it 300 s more than that"),
-        ({"time": "7:59"}, "a job of 7:59"),
-        ({"time": "0-00:07"}, "a job of 0-00:07"),
+        ({"time": "00:03:00"}, "a job of 00:03:00 is warned 300 s before its end: give it 300 s more than that"),
+        ({"time": "9:59"}, "a job of 9:59"),
+        ({"time": "0-00:09"}, "a job of 0-00:09"),
         ({"time": "1-0", "warning_s": 86_400}, "a job of 1-0"),
         ({"servers": 0}, "--servers must be at least 1, got 0"),
         ({"learner_cpus": 7}, "--learner-cpus without --learners"),
@@ -102,7 +109,7 @@ def test_what_slurm_would_not_take_as_a_time_limit_is_refused_with_what_it_takes
         SlurmShape(time=limit)
 
 
-@pytest.mark.parametrize("limit", ["8", "8:00", "00:08:00", "1-0", "0-1:30", "1-00:00:00", "infinite", "0"])
+@pytest.mark.parametrize("limit", ["10", "10:00", "00:10:00", "1-0", "0-1:30", "1-00:00:00", "infinite", "0"])
 def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
     assert SlurmShape(time=limit).time == limit
 
