@@ -16,7 +16,7 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 QUIET       := $(if $(CI),--quiet)
 TORCH       := $(shell grep '^torch==' constraints.txt)
 INSTALLED   := $(VENV)/.installed
-# Tested where they are installed. Not among them: football, whose wheel takes 6 to 7 minutes to build (docs/environments.md).
+# Tested where they are installed. Not among them: box2d, and football, whose wheel takes 6 to 7 minutes to build (docs/environments.md).
 OPTIONAL    := mpi,vizdoom,mujoco,classic-control,sweep,neptune,mlflow-server,wandb,docs
 COMPLETE    := $(VENV)/.installed-all
 
@@ -32,7 +32,7 @@ watch: $(INSTALLED)  ## film a game of a trained Breakout agent, its value and a
 	@test -n "$(AGENT)" || { echo "no folder under results/ holds a trained agent (checkpoints/): name a run of yours, make watch AGENT=runs/…"; exit 1; }
 	$(BIN)/dba3c record $(AGENT) --overlay --output runs/watch/game.mp4 --gif runs/watch/game.gif $(ARGS)
 
-test: $(if $(CI),$(COMPLETE),$(INSTALLED))  ## what proves the product, in minutes (ARGS="tests/launch -k topology" for a part); CI=true: nothing optional left out
+test: $(if $(CI),$(COMPLETE),$(INSTALLED))  ## what proves the product, in minutes (ARGS="tests/launch -k topology" for a part); CI=true: with all of install-all
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(if $(CI),$(COMPLETE),$(INSTALLED))  ## long learning runs, 10,000 schedules, a chaos campaign, trackers' servers, guides, packages, the site

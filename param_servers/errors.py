@@ -28,7 +28,7 @@ class Superseded(ParamServersError):
 
 
 class RunBroken(ParamServersError):
-    """The run ended because it could not go on as declared (e.g. too few live workers under the policy `stop`)."""
+    """The run ended because it could not go on as declared (e.g. with fewer live workers than `min_workers`)."""
 
 
 class Diverged(RunBroken):

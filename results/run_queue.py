@@ -22,10 +22,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 
@@ -312,9 +313,14 @@ def is_done(entry: Entry) -> bool:
     words = entry.run.point.words
     goal = float(dict(pairwise(words)).get("--stop-score", -math.inf))
     reached = config["run"]["stop_score"]
-    if any(config[section][option] != value for section, option, value in entry.must_have):
+    if not is_of(config, entry):
         return False
     return float(config["run"]["max_core_hours"]) >= entry.core_hours and (reached is None or reached >= goal)
+
+
+def is_of(config: Mapping[str, Any], entry: Entry) -> bool:
+    """Whether a run so configured is one of it."""
+    return all(config[section][option] == value for section, option, value in entry.must_have)
 
 
 def state(entry: Entry) -> str:
@@ -334,8 +340,11 @@ def go_on() -> int:
             raise UserError(f"{entry.label} is under way in another process: one at a time")
         if before == "packed":
             unpack(entry)
+        goes_on = (entry.run.folder / "config.json").exists()
+        if goes_on and not is_of(RunFolder.open(entry.run.folder).config(), entry):
+            raise UserError(f"{entry.run.folder} is of what the preset was before: remove it, and its archive")
         print(f"{entry.label}: {before}; budget {entry.core_hours:g} core-hours", flush=True)
-        code = train(train_command(entry.run, resume=(entry.run.folder / "config.json").exists()))
+        code = train(train_command(entry.run, resume=goes_on))
         if entry.run.state() != "finished":
             print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
             return code or 1

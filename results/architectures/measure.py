@@ -57,7 +57,7 @@ def main() -> int:
         measured = read_costs(folder, arguments)
     if not measured:
         return 1
-    costs = in_order([*measured, *kept_costs(arguments)])
+    costs = in_order([*measured, *kept_costs(arguments.into, measured)])
     write_rows(arguments.into / "costs.csv", [asdict(cost) for cost in costs])
     plot_costs(costs, arguments.into)
     if arguments.into == HERE:
@@ -73,10 +73,10 @@ def is_measured(architecture: str, arguments: Arguments) -> bool:
     return not arguments.only or architecture in arguments.only
 
 
-def kept_costs(arguments: Arguments) -> list[Cost]:
-    """Rows of an earlier measurement of what is not measured now."""
-    costs = read_csv(arguments.into / "costs.csv")
-    return [cost for cost in costs if not is_measured(cost.architecture, arguments)]
+def kept_costs(folder: Path, measured: list[Cost]) -> list[Cost]:
+    """Rows of an earlier measurement of what was not measured now, or could not be."""
+    anew = {(cost.architecture, cost.network) for cost in measured}
+    return [cost for cost in read_csv(folder / "costs.csv") if (cost.architecture, cost.network) not in anew]
 
 
 def in_order(costs: list[Cost]) -> list[Cost]:

@@ -77,8 +77,8 @@ def _of_inputs() -> dict[str, str]:
     sizes = ", ".join(f"*{name}*: {n:,} parameters ({4 * n / 1e6:.2f} MB)" for name, n in PARAMETERS.items())
     sums = ", ".join(f"{ms:g} ms for {names[name]}" for name, ms in REDUCTION_MS.items())
     tails = "; ".join(_tail_of(name) for name in PARAMETERS)
-    load = json.loads(TIMES.with_suffix(".json").read_text(encoding="utf-8"))["load_average"][0]
-    return {"sizes": sizes, "sums": sums, "tails": tails, "load": f"{load:.1f}"}
+    loads = json.loads(TIMES.with_suffix(".json").read_text(encoding="utf-8"))["load_average"]
+    return {"sizes": sizes, "sums": sums, "tails": tails, "load": ", ".join(f"{load:.1f}" for load in loads)}
 
 
 def _tail_of(network: str) -> str:
@@ -254,8 +254,8 @@ and then the adding up of their gradients ({sums} network: `python -m param_serv
 gradient of 240 data points per node is on the wire. {sizes}.
 
 **What all of 64 nodes wait for is a matter of few recorded rollouts**: in each step the slowest of 768 draws (load \
-average while they were recorded: {load}). The largest: {tails}. All exchanges of a network have the \
-same times, so rows can be compared; but how far a majority or backup workers are ahead of who waits for all depends \
+average over 1, 5 and 15 minutes when the last of them had been recorded: {load}). The largest: {tails}. All \
+exchanges of a network have the same times, so rows can be compared; but how far a majority or backup workers are ahead of who waits for all depends \
 on that tail (with the 300 rollouts of 2026-11-23 an all-reduce of Nature's network would, without the largest, be \
 ahead of a majority at 10 Gbit/s). The times of `shared_times.csv` (time to 300) have no such outlier.
 

@@ -35,7 +35,7 @@ def cases() -> list[Case]:
 
 
 def main() -> None:
-    """Measure, write exchange.csv and meta.json, draw."""
+    """Measure, write exchange.csv and meta.json."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     rows = []

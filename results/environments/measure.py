@@ -237,8 +237,17 @@ def table(families: list[Family]) -> str:
 
 
 def write_results(folder: Path, families: list[Family], missing: dict[str, str]) -> None:
-    """`environments.json` in `folder`, and the table and the machine of the page that lies beside it."""
+    """`environments.json` in `folder`, and the table and the machine of the page that lies beside it.
+
+    Raises UserError: it has families that were not measured now, which would be lost.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    written = folder / "environments.json"
+    earlier = json.loads(written.read_text(encoding="utf-8"))["families"] if written.exists() else []
+    if lost := {family["name"] for family in earlier} - {family.name for family in families}:
+        raise UserError(
+            f"not written: {written} has {', '.join(sorted(lost))}, not measured now: choose another --output"
+        )
     data: dict[str, Any] = {
         **facts(" ".join(["python results/environments/measure.py", *sys.argv[1:]])),
         "skipped": missing,
@@ -254,7 +263,7 @@ def write_results(folder: Path, families: list[Family], missing: dict[str, str])
             for family in families
         ],
     }
-    (folder / "environments.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    written.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     page = folder / "README.md"
     if page.exists():
         renew(page, made_by(data), table(families))

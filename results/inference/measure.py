@@ -23,11 +23,10 @@ SERVICE_S = 4.0
 def main() -> None:
     """Measure, write."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    batches = batch_size.run(batch_size.Arguments(output=HERE / "batch_size_cpu"))
+    batch_size.run(batch_size.Arguments(output=HERE / "batch_size_cpu"))
     service = inference.run(inference.Arguments(seconds=SERVICE_S))
     found: dict[str, Any] = {
         "service": [row._asdict() for row in service],
-        "batch_size": [row._asdict() for row in batches],
         **facts("python results/inference/measure.py"),
     }
     (HERE / "inference.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -43,10 +42,11 @@ def tables(found: dict[str, Any]) -> list[str]:
     )  # fmt: skip
     forms = ("", "", ",.0f", ",.0f", ".1f", ".1f", ".2f", ".0f", ".2f", ".2f")
     served = [cells(list(row.values()), forms) for row in found["service"]]
-    batches = sorted({row["batch"] for row in found["batch_size"]})
+    points = batch_size.read(HERE / "batch_size_cpu.csv")
+    batches = sorted({row.batch for row in points})
     rates: dict[str, list[str]] = {}
-    for row in found["batch_size"]:
-        rates.setdefault(f"{row['network']}, {row['precision']}", []).append(f"{row['observations_per_s']:,.0f}")
+    for row in points:
+        rates.setdefault(f"{row.network}, {row.precision}", []).append(f"{row.observations_per_s:,.0f}")
     return [
         markdown(columns, served),
         markdown(["network", *map(str, batches)], [[name, *row] for name, row in rates.items()]),

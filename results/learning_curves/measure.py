@@ -33,7 +33,7 @@ def final_score(curve: Curve) -> float:
 def write_page() -> None:
     """The table and the machine of README.md, from the runs beside it."""
     (result,) = read_results(HERE).points
-    reached = time_to_score(result.curves, GOAL, "progress/frames")
+    reached = time_to_score(result.curves, GOAL, "progress/frames", seeds=result.seeds)
     columns = ("runs", f"thousand frames to {GOAL:g}, median", "last 50 games, interquartile mean")
     row = (len(result.curves), reached.times(1e-3), result.estimate(final_score))
     renew(HERE / "README.md", made_by(result.curves[0].meta["lives"][0]), markdown(columns, [row]))

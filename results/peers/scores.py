@@ -41,7 +41,7 @@ OURS = {
         "ours, preset breakout, bfloat16": "breakout_lanes/nstep/seed-3",
         "ours, preset atari, bfloat16": "breakout_lanes/nstep-normalized/seed-0",
         "ours, PPO, images 0 to 1, bfloat16": "peers/ppo-Breakout/seed-0",
-        "ours, PPO, images 0 to 1, float32": "peers/ppo-Breakout-float32/seed-0",
+        "ours, PPO, images 0 to 1, float32": "recipes/ppo-256-Breakout/seed-0",
     },
     "Pong": {
         "ours, preset breakout, bfloat16": "recipes/nstep-Pong/seed-0",

@@ -164,7 +164,7 @@ def row_of(point: Point, measured: Measured, outcome: Outcome) -> dict[str, obje
 
 
 def run(arguments: Arguments) -> None:
-    """Measures everything and writes the two files; each row as soon as it is there."""
+    """Measures everything, then writes the two files: half of it is not to replace what was there."""
     torch.set_num_threads(1)
     output = arguments.output
     output.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def run(arguments: Arguments) -> None:
         point = draft._replace(steps=steps, times_s=draft.times_s[: steps + WARM_UP_STEPS])
         rows.append(row_of(point, measure(point), predict(cluster, point)))
         print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
-        write(output, rows, cluster, compute, arguments.seed)
+    write(output, rows, cluster, compute, arguments.seed)
     draw(output)
     print(*tables(output), sep="\n\n")
     if (output / "validation.md").exists():

@@ -5,10 +5,11 @@
 8 + b workers in network namespaces at 100 Mbit/s sleep instead of computing, and push a constant gradient. At every
 moment one of them, drawn at random, is in a sleep of 10 times the undisturbed step; worker 0 always computes 3 times as
 long. Data points/s (gradients that counted) for b = 0, 1, 2, with parameter servers and with the majority all-reduce,
-beside the same exchange with the same b where nobody straggles. Writes stragglers.csv.
+beside the same exchange with the same b where nobody straggles. Writes stragglers.csv and meta.json.
 """
 
 import argparse
+import json
 import multiprocessing
 import random
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dba3c.studies.page import write_rows
+from dba3c.studies.page import facts, write_rows
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case, Compute, run
 
 HERE = Path(__file__).resolve().parent
@@ -93,6 +94,8 @@ def main() -> None:
     torch.set_num_threads(1)
     found = [row for exchange in ("servers", "majority") for b in BACKUP_WORKERS for row in rows(exchange, b)]
     write_rows(HERE / "stragglers.csv", [{name: _text(row[name]) for name in COLUMNS} for row in found])
+    made = facts("python results/stragglers/measure.py")
+    (HERE / "meta.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
