@@ -152,10 +152,11 @@ class TrainConfig:
             "ppo draws its minibatches step by step: choose a network without _lstm, or --algorithm vtrace",
         )
         hangs_s, step_s = self.environment.environment_timeout_s, self.exchange.step_timeout_s
+        waited_for = mode == "worker" or self.exchange.exchange != "local"  # one learner alone waits for its actors
         _require(
-            mode == "central" or not self.environment.environment_processes or hangs_s + NOTICE_S <= step_s,
+            not waited_for or not self.environment.environment_processes or hangs_s + NOTICE_S <= step_s,
             f"environment_timeout_s {hangs_s:g} + {NOTICE_S:g} must be at most step_timeout_s {step_s:g}, or a worker "
-            "whose environment hangs is expelled before it can start that one anew",
+            "(or learner) whose environment hangs is expelled before that one is started anew",
         )
 
     def to_json(self) -> str:

@@ -233,7 +233,7 @@ class ExchangeConfig:
     """Longest wait at the start for the others to appear."""
 
     reconnect_timeout_s: float = option(300.0, above=0, most=LONGEST_S)
-    """servers, async: longest wait for a lost server to come back."""
+    """servers, async: longest wait for a lost server; central inference: an actor's for its learner to come back."""
 
     checkpoint_timeout_s: float = option(120.0, above=0, most=LONGEST_S)
     """Longest wait for the disks: to load the checkpoint that is gone on from, and to write the last one."""

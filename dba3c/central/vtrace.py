@@ -79,7 +79,7 @@ def _keep_for_this_stream(unrolls: list[Unroll]) -> None:
 
 def policy_lag(versions: np.ndarray, step: int) -> dict[str, float]:
     """Updates between the weights that acted, [T, groups], and those of ``step``, which learn."""
-    lags = step - versions
+    lags = np.maximum(0, step - versions)  # after a roll-back what acted may be of steps that are undone
     p50, p99 = np.percentile(lags, (50, 99))
     return {
         "policy_lag_mean": float(lags.mean()),

@@ -125,7 +125,7 @@ def run_worker(
             with relus.watch():
                 rollout = collector.collect(generator, sections)
             recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
-            pushed = False
+            pushed, reward_mean = False, rollout.reward_mean
             for part, data_points in gradients.parts(rollout, generator):
                 pushed = True
                 if gradients.several:
@@ -136,7 +136,7 @@ def run_worker(
                     receipt = exchange.push(gradient, pulled.step, data_points)
                 if not receipt.accepted and hasattr(gradients, "refused"):
                     gradients.refused()
-                numbers |= relus.take() | {"reward_mean": rollout.reward_mean}
+                numbers |= relus.take() | {"reward_mean": reward_mean}
                 recorder.record(receipt, pulled.step, data_points, numbers, sections)
             if not pushed:  # and pulling again before others have pushed: lanes would be out of step
                 raise UserError(f"{config.algorithm.algorithm}: its parts gave no gradient of a rollout")

@@ -255,9 +255,10 @@ gradient of 240 data points per node is on the wire. {sizes}.
 
 **What all of 64 nodes wait for is a matter of few recorded rollouts**: in each step the slowest of 768 draws (load \
 average over 1, 5 and 15 minutes when the last of them had been recorded: {load}). The largest: {tails}. All \
-exchanges of a network have the same times, so rows can be compared; but how far a majority or backup workers are ahead of who waits for all depends \
-on that tail (with the 300 rollouts of 2026-11-23 an all-reduce of Nature's network would, without the largest, be \
-ahead of a majority at 10 Gbit/s). The times of `shared_times.csv` (time to 300) have no such outlier.
+exchanges of a network have the same times, so rows can be compared; but how far a majority or backup workers are \
+ahead of who waits for all depends on that tail (with the 300 rollouts of 2026-11-23 an all-reduce of Nature's \
+network would, without the largest, be ahead of a majority at 10 Gbit/s). The times of `shared_times.csv` (time \
+to 300) have no such outlier.
 
 †: the row took more than 60 % of this machine, on average, or other work more than {others} of it, in every try; \
 the least busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired \

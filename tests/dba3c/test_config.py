@@ -9,6 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from dba3c.algorithms.config import AlgorithmConfig
+from dba3c.central_config import CentralConfig
 from dba3c.config import RunConfig, TrainConfig, option_names, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
@@ -111,7 +112,11 @@ def test_a_worker_per_core_and_a_backup_worker_where_there_are_enough() -> None:
 
 def test_an_environment_that_hangs_is_given_up_before_its_worker_is() -> None:
     environment = EnvironmentConfig(env_id="games:slow", environment_processes=True, environment_timeout_s=60.0)
-    line = r"environment_timeout_s 60 \+ 2 must be at most step_timeout_s 60, or a worker .* is expelled"
+    line = r"environment_timeout_s 60 \+ 2 must be at most step_timeout_s 60, or a worker .*learner.* is expelled"
     with pytest.raises(UserError, match=line):
         TrainConfig(environment=environment)
     TrainConfig(environment=environment, exchange=ExchangeConfig(step_timeout_s=62.0))
+    learner = {"central": CentralConfig(mode="central"), "algorithm": AlgorithmConfig(algorithm="vtrace")}
+    TrainConfig(environment=environment, **learner)  # nobody waits for a learner alone
+    with pytest.raises(UserError, match=line):
+        TrainConfig(environment=environment, exchange=ExchangeConfig(exchange="allreduce", num_workers=2), **learner)

@@ -18,7 +18,7 @@ from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central.unrolls import GroupKey, UnrollStore, observations_of, side_by_side
-from dba3c.central.vtrace import rollout_of
+from dba3c.central.vtrace import policy_lag, rollout_of
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import NetworkConfig, TrainConfig
@@ -84,6 +84,7 @@ def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
     assert (ended & valid).any() and (cut[:-1] & valid[:-1] & valid[1:]).any() and not valid.all()
     assert update.data_points == int(valid.sum())
     assert update.numbers["policy_lag_p50"] == 5  # weights of version −1 acted, those of step 4 learn
+    assert set(policy_lag(np.array([[7]]), step=4).values()) == {0.0}  # what acted was undone by a roll-back
     gradient = update.gradient.clone()
 
     seen = torch.from_numpy(observations_of(unrolls)).flatten(0, 1)
