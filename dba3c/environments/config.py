@@ -137,8 +137,8 @@ class EnvironmentConfig:
     them, travels."""
 
     env_threads: int = option(1, least=1)
-    """C++ threads that step a worker's Atari games, which other environments have not; 1 where there is a worker per
-    core."""
+    """C++ threads that step a worker's Atari games; other environments, and games with a random frame skip, have none.
+    1 where there is a worker per core."""
 
     frame_skip: int | tuple[int, int] | None = None
     """Emulator frames per agent step; (2, 4) draws 2, 3 or 4 at random each step (Atari only). None: the family's own
@@ -211,7 +211,7 @@ class EnvironmentConfig:
     """Football: cells of the map: 72×96, 90×120 or 108×144."""
 
     football_rewards: Literal["scoring", "scoring,checkpoints"] = option("scoring", family="football")
-    """Football: goals alone, or also a tenth for each of ten checkpoints on the way to the goal (training only)."""
+    """Football: goals alone, or also a tenth for each of ten checkpoints on the way to the goal; scores are goals."""
 
     def __post_init__(self) -> None:
         check_options(self, UserError)
@@ -259,9 +259,10 @@ class EnvironmentConfig:
         return self.frame_stack if self.family == "atari" else 1
 
     def _check_combinations(self) -> None:
-        low, *_, high = self.frame_skip_range
-        if isinstance(self.frame_skip, bool) or len(self.frame_skip_range) != 2 or not 1 <= low <= high:
+        skips = self.frame_skip_range
+        if len(skips) != 2 or any(type(skip) is not int for skip in skips) or not 1 <= skips[0] <= skips[1]:
             raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
+        low, high = skips
         if self.envs_per_worker % self.lanes:
             fewer = self.envs_per_worker // self.lanes * self.lanes
             fitting = [str(number) for number in (fewer, fewer + self.lanes) if number]

@@ -190,6 +190,9 @@ def statistics_of(run: Path, step: int, name: str | None = None, life: int = 0) 
     merged = RunningStatistics(len(playing[counted[0]]["mean"]))
     for who in counted:
         merged.merge(playing[who])
+    if name is not None:  # who begins with others' weighs them as one process: all of them are merged again later
+        merged.count /= len(counted)
+        merged.squares /= len(counted)
     return merged.to_dict() | {"step": max(steps[who] for who in counted)}
 
 

@@ -21,7 +21,14 @@ from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, stream_seeds
+from dba3c.evaluation.full_games import (
+    EndlessGame,
+    GamesAbandoned,
+    make_player,
+    play_full_games,
+    protocol_for,
+    stream_seeds,
+)
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
@@ -194,6 +201,9 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
             played = evaluate(config, policy, games=games, should_stop=overtime)
         except GamesAbandoned as why:
             tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
+            return
+        except EndlessGame as why:  # of this checkpoint's; the next one may play otherwise
+            tell(f"step {policy.step}: not evaluated: {why}")
             return
         report(played, metrics, say)
         if not played.unfinished:

@@ -5,7 +5,7 @@ The player is a checkpoint's policy, whatever algorithm trained it. Its games:
 
 | protocol   | games                                                   | actions | source                            |
 |------------|---------------------------------------------------------|---------|-----------------------------------|
-| `2017`     | 40,000 agent steps at most, FIRE after 30 equal actions | greedy  | the 2017 system's evaluation node |
+| `2017`     | 40,000 agent steps at most, FIRE as 30th equal action    | greedy  | the 2017 system's evaluation node |
 | all others | whole, to the environment's own limit                   | sampled | as A3C and IMPALA evaluated       |
 
 Either kind of actions can be asked for; the name says which were taken.
@@ -104,6 +104,10 @@ class GamesAbandoned(Exception):
     """There was a reason to stop before a single game had ended."""
 
 
+class EndlessGame(UserError):
+    """A game went on and on."""
+
+
 class PlayedGames(NamedTuple):
     """Games in the order (their number in the environment, environment)."""
 
@@ -170,7 +174,7 @@ def play_full_games(
         running_steps = np.where(transition.first, 0, running_steps + 1)
         endless = np.flatnonzero((running_steps > LONGEST_GAME_STEPS) & (played < quota))
         if endless.size:
-            raise UserError(
+            raise EndlessGame(
                 f"environment {endless[0]} has played {LONGEST_GAME_STEPS} steps without ending its game: "
                 "give the environment a time limit"
             )

@@ -121,7 +121,7 @@ def own_network(
     """
     function = find(name)
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: a GPU's is not put back
         with calling(name):
             module = function(observation_space, action_space)
         if not isinstance(module, nn.Module):
@@ -194,7 +194,7 @@ def _refuse_another_unroll(name: str, network: ActorCriticNetwork, observations:
 def _evaluated(network: ActorCriticNetwork, observations: Tensor) -> Tensor:
     """[B, P + 1] of policy and value, as an agent plays; noise is drawn from the same seed."""
     network.eval()
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     with torch.no_grad():
         output = network(observations, network.initial_state(len(observations)))
     return torch.nan_to_num(torch.cat((output.policy_logits, output.value[:, None]), 1))

@@ -141,9 +141,10 @@ def record_game(
         pictures=video.pictures,
         pictures_per_s=camera.pictures_per_s,
     )
-    write_atomically(path.with_name(path.name + ".json"), json.dumps(asdict(game), indent=1) + "\n")
     if gif is not None:
         small.save(gif)
+    # last: a later life films again what has none
+    write_atomically(path.with_name(path.name + ".json"), json.dumps(asdict(game), indent=1) + "\n")
     return game
 
 

@@ -21,12 +21,14 @@ from PIL import Image, ImageDraw, ImageFont
 from dba3c.algorithms.policies import Decision
 from dba3c.errors import UserError, writing
 from dba3c.studies.statistics import points
+from param_servers.errors import first_line
 
 _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel graphics
 _FFMPEG_END_S = 120.0
 GIF_LIMIT_BYTES = 2_000_000
 _GIF_MOST_PICTURES = 600
 _GIF_LARGEST_WIDTH = 240
+_GIF_LEAST_HEIGHT = 100
 _GIF_COLOURS = 32
 _GIF_LEAST_PICTURES = 40
 _GIF_SHORTEST_S = 1 / 15
@@ -54,6 +56,8 @@ class Mp4Writer:
             if self._ffmpeg is None:
                 self._ffmpeg = self._start(picture)
             self._ffmpeg.send(np.ascontiguousarray(picture))
+        except RuntimeError as error:  # of imageio-ffmpeg: there is none
+            raise UserError(f"cannot encode {self.path}: {first_line(error)}") from error
         except OSError as error:
             raise UserError(f"cannot encode {self.path}: ffmpeg ended after {self.pictures} pictures") from error
         self.pictures += 1
@@ -108,8 +112,9 @@ def enlarge(picture: np.ndarray) -> np.ndarray:
 
 
 def shrink(picture: np.ndarray) -> np.ndarray:
-    """The picture as a GIF shows it: at most 240 wide."""
-    image = Image.fromarray(picture)
+    """The picture as a GIF shows it: at most 240 wide, and what is smaller than 100 high enlarged."""
+    factor = -(-_GIF_LEAST_HEIGHT // picture.shape[0])
+    image = Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1))
     image.thumbnail((_GIF_LARGEST_WIDTH, 2 * _GIF_LARGEST_WIDTH), Image.Resampling.BOX)
     return np.asarray(image)
 
@@ -135,7 +140,7 @@ class GifWriter:
             self._thin_out()
 
     def save(self, path: Path, limit_bytes: int = GIF_LIMIT_BYTES) -> int:
-        """Write at most `limit_bytes`; returns the number of pictures. Leaves out pictures first, then pixels.
+        """Write about `limit_bytes` at most; returns the number of pictures. Leaves out pictures first, then pixels.
 
         Raises:
             UserError: there are no pictures, or the file cannot be written.

@@ -48,6 +48,9 @@ def test_a_frame_skip_range_read_from_json_is_a_tuple():
         ({"frame_skip": 0}, "frame_skip must be positive"),
         ({"frame_skip": True}, "frame_skip must be positive"),
         ({"frame_skip": (4, 2)}, "frame_skip must be positive"),
+        ({"frame_skip": (4,)}, "frame_skip must be positive"),
+        ({"frame_skip": "4"}, "frame_skip must be positive"),
+        ({"frame_skip": 2.5}, "frame_skip must be positive"),
         ({"fire_on_life_loss": True}, "fire_on_life_loss needs episodic_life"),
         ({"env_id": "vizdoom/basic", "frame_skip": (2, 4)}, "random frame_skip"),
         (

@@ -231,6 +231,9 @@ def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoi
     assert both["count"] == 60
     assert both["mean"] == pytest.approx(rows.mean(axis=0))
     assert statistics_of(tmp_path, 0, "worker-1") == early | {"step": 0}  # it came later
+    newcomer = statistics_of(tmp_path, 100, "worker-2")  # as one process that has seen what the two have
+    assert newcomer["count"] == both["count"] / 2 and newcomer["mean"] == both["mean"]
+    assert newcomer["squares"] == [squares / 2 for squares in both["squares"]]
     assert statistics_of(tmp_path, 60, "worker-1") == other | {"step": 60}
     assert statistics_of(tmp_path / "nothing", 0) is None
 

@@ -14,6 +14,7 @@ import torch
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import replace_options
 from dba3c.environments.normalization import FOLDER, RunningStatistics
+from dba3c.evaluation import full_games
 from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
 from dba3c.roles import RunProcess
 from dba3c.runs import checkpoints, ending
@@ -283,6 +284,26 @@ def test_a_checkpoint_whose_observation_statistics_do_not_come_is_played_with_ea
     policy = CheckpointWatch(run.checkpoints, lambda: None, say=lines.append, look_s=0.0).wait()
     assert policy.step == 20 and policy.observation_statistics["step"] == 10
     assert lines == ["step-20: no observation statistics of its time within 0 s: those of step 10 are used"]
+
+
+def test_a_checkpoint_whose_game_does_not_end_costs_its_own_evaluation_alone(cartpole, write_checkpoint, monkeypatch):
+    run, _ = cartpole
+    told, played = threading.Event(), threading.Event()
+    monkeypatch.setattr(full_games, "LONGEST_GAME_STEPS", 3)
+
+    def says(line):
+        if line.startswith("step 10: not evaluated: environment"):
+            monkeypatch.undo()
+            told.set()
+        if line.startswith("step 20: mean"):
+            played.set()
+
+    future = evaluator_of(run, CARTPOLE, says)
+    assert told.wait(PATIENCE_S)
+    write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    assert played.wait(PATIENCE_S)
+    run.request_stop("enough seen")
+    assert future.result(PATIENCE_S) == "enough seen"
 
 
 @pytest.mark.parametrize("asks", ["iterdir", "read_text"])

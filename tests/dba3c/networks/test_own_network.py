@@ -189,11 +189,14 @@ def parameters(network: ActorCriticNetwork) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["Plain", "remembers", "views"])
-def test_a_network_of_ones_own_depends_on_the_seed_alone_and_leaves_the_global_generator(name: str) -> None:
+def test_a_network_of_ones_own_depends_on_the_seed_alone_and_leaves_the_global_generators(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=3))
-    before = torch.get_rng_state()
+    before, of_gpus = torch.get_rng_state(), list[int]()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", of_gpus.append)
     assert torch.equal(parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=3)), first)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before) and not of_gpus
     assert not torch.equal(parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=4)), first)
 
 

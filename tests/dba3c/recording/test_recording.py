@@ -23,7 +23,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation.full_games import GamesAbandoned
 from dba3c.recording import recorder
 from dba3c.recording.recorder import RecordedGame, record_game
-from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay
+from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, shrink
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.folder import RunFolder
@@ -129,6 +129,28 @@ def test_a_film_that_is_given_up_leaves_no_file(config: TrainConfig, tmp_path: P
     with pytest.raises(GamesAbandoned):
         record_game(config, untrained(config), tmp_path / "game.mp4", should_stop=lambda: "enough")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_film_without_its_gif_is_made_again(config: TrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "game.gif").mkdir()
+    with pytest.raises(UserError, match=r"cannot write .*game.gif"):
+        record_game(config, untrained(config), tmp_path / "game.mp4", gif=tmp_path / "game.gif")
+    assert not (tmp_path / "game.mp4.json").exists()  # by which a film counts as made
+
+
+def test_a_small_picture_is_enlarged_in_a_gif() -> None:
+    assert shrink(np.zeros((10, 20, 3), np.uint8)).shape == (100, 200, 3)
+    assert shrink(np.zeros((210, 160, 3), np.uint8)).shape == (210, 160, 3)
+    assert shrink(np.zeros((480, 640, 3), np.uint8)).shape == (180, 240, 3)
+
+
+def test_without_ffmpeg_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr("imageio_ffmpeg._io.get_ffmpeg_exe", none)
+    with pytest.raises(UserError, match=r"game.mp4: No ffmpeg exe"), Mp4Writer(tmp_path / "game.mp4", 30.0) as video:
+        video.add(np.zeros((32, 32, 3), np.uint8))
 
 
 def test_an_mp4_decodes_to_as_many_pictures_as_were_filmed(tmp_path: Path) -> None:
