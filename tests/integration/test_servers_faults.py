@@ -291,7 +291,7 @@ def test_a_run_with_two_lives_and_a_torn_log_is_bit_equal_to_its_replay(make_run
 
 def test_a_run_that_is_suspended_whole_goes_on_where_it_was(make_run: Callable[..., Run]) -> None:
     """As by `scontrol suspend`: nobody was silent, everybody was stopped."""
-    suspended = make_run().start()
+    suspended = make_run(step_timeout_s=3.5).start()
     suspended.more_commits()
     everybody = [*suspended.servers.values(), *suspended.workers.values()]
     for process in everybody:

@@ -89,6 +89,22 @@ def test_ctrl_c_at_a_server_ends_the_run_with_its_last_step_in_a_checkpoint(tmp_
     assert newest is not None and load_checkpoint(newest).step >= 3
 
 
+def test_connect_clips_where_it_is_given_an_optimizer_s_configuration() -> None:
+    model, address, secret = torch.nn.Linear(3, 1), free_address(), b"sixteen bytes or more"
+    start = FlatLayout.of_module(model).flatten(model)
+    config = OptimizerConfig(optimizer="sgd", learning_rate="1", clip_rule="global", clip_norm=0.5)
+    with ThreadPoolExecutor() as pool:
+        served = pool.submit(serve, model, config, address, steps=2, secret=secret)
+        exchange = connect(model, address, optimizer_config=config, secret=secret)
+        exchange.push(torch.full((4,), 100.0), exchange.pull().step, 1)
+        pulled = exchange.pull()
+        moved = start - pulled.parameters
+        exchange.push(torch.ones(4), pulled.step, 1)
+        exchange.close()
+        served.result(60)
+    assert torch.allclose(moved, torch.full((4,), 0.25))
+
+
 def test_two_servers_and_two_workers_know_each_other_by_their_addresses() -> None:
     model = torch.nn.Linear(3, 1)
     addresses, start = [free_address(), free_address()], FlatLayout.of_module(model).flatten(model)

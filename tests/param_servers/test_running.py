@@ -229,9 +229,9 @@ def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_fai
         exchange="servers",
         num_workers=2,
         step_timeout_s=0.5,
-        join_timeout_s=0.5,
+        join_timeout_s=5.0,
         reconnect_timeout_s=0.5,
-        checkpoint_timeout_s=2.0,
+        checkpoint_timeout_s=1.0,
     )
     seconds = f"{config.timeouts.servers_end_s:g}"
     late = f"server 0 did not end within {seconds} s of the end of all workers"
@@ -283,7 +283,7 @@ def test_workers_that_leave_before_the_end_are_named() -> None:
             torch.nn.Linear(3, 1),
             lambda model, rank, step: sys.exit(0),
             OptimizerConfig(),
-            ExchangeConfig(exchange="servers", join_timeout_s=2, step_timeout_s=1, reconnect_timeout_s=2),
+            ExchangeConfig(exchange="servers", join_timeout_s=8, step_timeout_s=1, reconnect_timeout_s=2),
             data_points=1,
             should_stop=lambda step, data_points: None,
         )

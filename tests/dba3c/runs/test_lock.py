@@ -18,6 +18,7 @@ from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import HEARTBEAT_S, LOCK_NAME, RunLock, living_holder
 from param_servers.errors import RunBroken
+from tests.waiting import wait_until
 
 
 def test_a_copy_of_a_live_run_is_not_live_for_as_long_as_that_one_is(tmp_path):
@@ -125,9 +126,7 @@ def test_a_lock_file_that_somebody_deleted_is_put_back(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
     with RunFolder.create(tmp_path / "run", {}) as run:
         (run.path / "lock.json").unlink()
-        deadline_s = time.monotonic() + 10
-        while not (run.path / "lock.json").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        wait_until((run.path / "lock.json").exists, "the lock to be put back")
         assert run.lock.look() is None
         with pytest.raises(UserError, match="in use by process"):
             RunFolder.launch(run.path, None, resume=True)

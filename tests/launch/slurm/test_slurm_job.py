@@ -107,9 +107,8 @@ def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back(tmp_path:
     fake("scontrol", "exit 0")
     run_dir = tmp_path / "run"
     command = [sys.executable, "-c", TRAINING, str(run_dir), str(tmp_path / "warning")]
-    job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]))
-    job._signalled(signal.SIGUSR1)
-    job._signalled(signal.SIGTERM)
+    heard = [signal.SIGUSR1, signal.SIGTERM]
+    job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]), heard=heard)
     assert job.run() == 0
     assert RunFolder(run_dir).life()["ended"]["reason"] == "SIGUSR1 at the Slurm job"
     assert asked(tmp_path) == ["scontrol requeue 7_2"]
@@ -124,8 +123,7 @@ def test_a_run_that_was_warned_and_could_not_save_its_last_steps_goes_on_from_th
     ends = '"stopped", folder.stop_reason() or "nobody asked"'
     training = TRAINING.replace(ends, f'"failed", "server 0: " + folder.stop_reason() + {lost!r}')
     command = [sys.executable, "-c", training, str(run_dir), str(tmp_path / "warning")]
-    job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]))
-    job._signalled(signal.SIGUSR1)
+    job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]), heard=[signal.SIGUSR1])
     assert job.run() == 0
     assert RunFolder(run_dir).life()["ended"]["reason"].endswith(lost)
     assert asked(tmp_path) == ["scontrol requeue 7_2"]

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import CheckpointError
 from param_servers.layout import FlatLayout, plan_shards
 from tests.param_servers.checkpoint.simulated_disk import SmallDisk
+from tests.waiting import wait_until
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
@@ -33,10 +33,8 @@ def begin(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.poll()
 
 
-def finish(checkpoints: Checkpoints, timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while checkpoints.busy and time.monotonic() < deadline_s:
-        checkpoints.poll()
+def finish(checkpoints: Checkpoints) -> None:
+    wait_until(lambda: checkpoints.poll() or not checkpoints.busy, "the disk")
 
 
 def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
-from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import Receipt, never, unread
+from param_servers.errors import Diverged, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.exchange import MOST_REJECTED, Receipt, never, unread
 from param_servers.layout import FlatLayout
 from param_servers.majority.chief import MajorityChief
 from param_servers.majority.exchange import MajorityExchange
@@ -162,7 +162,7 @@ def test_a_rank_comes_back_and_takes_over_the_newest_state(start):
 
 
 def test_a_silent_rank_is_expelled_and_the_others_go_on(start):
-    run = start(3, num_gradients=2, step_timeout_s=1).start(0, 1, 2)
+    run = start(3, num_gradients=2, step_timeout_s=3).start(0, 1, 2)
     run.together([0, 1])
     silent = run.ranks[2]
     release, reached = threading.Event(), threading.Event()
@@ -226,7 +226,7 @@ def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start
     def stop(step, data_points):
         return "3 steps" if step >= 3 else None
 
-    run = start(3, step_timeout_s=1, join_timeout_s=20).start(0, 1, 2, checkpoint_dir=tmp_path, should_stop=stop)
+    run = start(3, step_timeout_s=3, join_timeout_s=20).start(0, 1, 2, checkpoint_dir=tmp_path, should_stop=stop)
     run.together([0, 1, 2])
     for outcome in run.together([1, 2], steps=10).values():  # rank 0's game hangs; its chief does not
         assert isinstance(outcome, RunStopped) and outcome.reason == "3 steps"
@@ -370,6 +370,14 @@ def test_a_gradient_that_is_not_finite_or_would_overflow_is_answered_and_takes_p
     assert run.ranks[0].push(torch.full((LAYOUT.numel,), value), run.ranks[0].pull().step, 1)[2] == "non-finite"
     run.together([0, 1])
     assert torch.equal(run.newest(0, 1).parameters, reference([[0, 1]]))
+
+
+def test_a_rank_whose_gradients_are_never_finite_has_diverged(start):
+    run = start(2).start(0, 1)
+    bad = torch.full((LAYOUT.numel,), float("nan"))
+    with pytest.raises(Diverged, match=f"none of the last {MOST_REJECTED} gradients was finite"):
+        for _ in range(MOST_REJECTED):
+            run.ranks[1].push(bad, run.ranks[1].pull().step, 1)
 
 
 def test_whatever_ends_a_ranks_communication_thread_is_told_by_its_main_thread(start):

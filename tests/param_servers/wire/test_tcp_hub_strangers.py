@@ -105,6 +105,7 @@ def gone(stranger: socket.socket) -> bool:
 
 
 def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (hub.MOST_STRANGERS, hub.MOST_OF_A_HOST) == (512, 512 // 4)  # as SECURITY.md promises
     monkeypatch.setattr(hub, "MOST_OF_A_HOST", 3)
     strangers = [pair.raw() for _ in range(5)]
     told = pair.wait_for(pair.server, Rejected)
