@@ -7,14 +7,12 @@ from typing import Literal
 from dba3c.errors import UserError
 from param_servers.config import check_options, option
 
-Mode = Literal["worker", "central"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CentralConfig:
     """Where actions are chosen; with --mode central, by whom and in what batches. Learners are --num-workers."""
 
-    mode: Mode = "worker"
+    mode: Literal["worker", "central"] = "worker"
     """worker: each process steps environments and computes gradients. central: actors step environments, learners
     choose all actions and compute gradients."""
 

@@ -103,7 +103,8 @@ def record(
     folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
     config = folder.train_config()
     path = film_of(folder_for_outputs(folder), config, policy, actions, seed_index)
-    path, gif = _expanded(output) or path, _expanded(gif)
+    path = path if output is None else resolved(output)
+    gif = None if gif is None else resolved(gif)
     if path.suffix != ".mp4":
         raise UserError(f"a film is an .mp4 file, not {path.name}")
     if gif is not None and gif.suffix.lower() != ".gif":
@@ -139,10 +140,6 @@ def folder_for_outputs(run: RunFolder) -> RunFolder:
     else:
         begin = len(here.parts) if here in run.path.parents else 1
     return RunFolder(Path("runs") / "-".join(parts[begin:]))
-
-
-def _expanded(path: str | os.PathLike[str] | None) -> Path | None:
-    return None if path is None else resolved(path)
 
 
 def _progress(what: str, *columns: str) -> Progress:

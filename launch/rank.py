@@ -25,7 +25,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_end, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import process_started
-from launch.cluster.launchers import ENDS_ALL_RANKS, REPLACEMENT, TORCHRUN, LaunchPlace
+from launch.cluster.launchers import ENDS_ALL_RANKS, REPLACEMENT, SRUN, TORCHRUN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
 from launch.local.child import taking_signals
@@ -73,7 +73,7 @@ def run_rank(
     """
     mine = topology.place(place.tasks_per_node)[place.rank]
     cores = given_cores(os.environ, place.local_world_size)
-    if place.launcher == "srun":
+    if place.launcher == SRUN:
         bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
         try:
@@ -125,7 +125,7 @@ def run_rank(
                 joins_late=place.launcher == REPLACEMENT,
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
-            first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == "srun" else None
+            first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == SRUN else None
             if place.is_chief:
                 view = PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0))
                 beside = watched(folder, view, poll_s=5.0)

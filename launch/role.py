@@ -154,7 +154,6 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
     """
 
     def ask(signum: int, frame: Any) -> None:
-        del frame
         folder.stop_here(f"{signal.Signals(signum).name} at {name}")
 
     if REPLACES_VARIABLE not in os.environ:

@@ -111,10 +111,12 @@ def train(
             with suppress(UserError):  # of what cannot be looked at nothing is said
                 if code == 0 and not is_there(folder.path / "config.json"):
                     code, why = RUN_TAKEN_OVER_EXIT, taken_over(folder.path, NOBODY)
-            begun = code != 0 or max(checkpoint_steps(folder.checkpoints), default=0)
-            reason = why if begun else f"{why}, {before_the_first_update(config)}"
-            with suppress(OSError):
-                if code and (saved := max(checkpoint_steps(folder.checkpoints), default=0)):
+            reason = why
+            with suppress(OSError):  # what was saved is not known, then
+                saved = max(checkpoint_steps(folder.checkpoints), default=0)
+                if code == 0 and not saved:
+                    reason += f", {before_the_first_update(config)}"
+                elif code and saved:
                     reason += f"; --resume goes on from step {saved:,}"
             say(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}")
             return code, why

@@ -47,7 +47,7 @@ from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt, whole
 from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
-from param_servers.wire.messages import bytes_of
+from param_servers.wire.messages import bytes_of, text_of
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -271,7 +271,7 @@ class _Link:
         kind, flag, first, second = _HEADER.unpack_from(packet)
         message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :], descriptors)
         if message.kind == _Kind.STOPPED:
-            raise RunStopped(message.text.decode(errors="replace"))
+            raise RunStopped(text_of(message.text))
         if message.kind != expected:
             raise RuntimeError(f"{self._who} said {message.kind.name} where {expected.name} was expected")
         return message
@@ -287,7 +287,7 @@ class _Link:
 
     def _check_not_failed(self, packet: bytes) -> None:
         if packet[0] == _Kind.FAILED:
-            raise LaneLost(f"{self._who} failed: {packet[_HEADER.size :].decode(errors='replace')}")
+            raise LaneLost(f"{self._who} failed: {text_of(packet[_HEADER.size :])}")
 
 
 class _Memory:

@@ -1,8 +1,6 @@
 """A worker's or an actor's observation statistics, kept beside the checkpoints."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from dba3c.environments.normalization import (
@@ -57,8 +55,8 @@ class StatisticsKeeper:
         elif due > self._saved_step:
             self._save(due)
 
-    def finish(self) -> None:
-        """The last snapshot, for the checkpoint that ends the run; none for the one that it began with."""
+    def close(self) -> None:
+        """The last snapshot, for the checkpoint that ends the run, also a failed one; none for that it began with."""
         if self._step != self._resumed_step:
             self._save(self._step)
 
@@ -82,12 +80,3 @@ class StatisticsKeeper:
         needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
         kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
         write_atomically(path, json.dumps(kept | {str(step): statistics.to_dict() | {"life": self._life}}) + "\n")
-
-
-@contextmanager
-def finishing(keeper: StatisticsKeeper) -> Iterator[None]:
-    """Around a process's life: its last snapshot, also where it fails, for a failed run has a last checkpoint, too."""
-    try:
-        yield
-    finally:
-        keeper.finish()

@@ -95,18 +95,14 @@ def run(arguments: Arguments) -> list[Row]:
         for (network, precision, batch), found in rates.items()
     ]
     if arguments.output is not None:
-        write(rows, arguments.output.with_suffix(".csv"))
+        told = [row._asdict() | {name: f"{getattr(row, name):.6g}" for name in Row._fields[4:]} for row in rows]
+        write_rows(arguments.output.with_suffix(".csv"), told)
         draw(rows, arguments.output)
     return rows
 
 
-def write(rows: list[Row], path: Path) -> None:
-    """As CSV."""
-    write_rows(path, [row._asdict() | {name: f"{getattr(row, name):.6g}" for name in Row._fields[4:]} for row in rows])
-
-
 def read(path: Path) -> list[Row]:
-    """What ``write`` wrote."""
+    """What ``run`` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         return [
             Row(network, precision, device, int(batch), float(median), float(lowest), float(highest))

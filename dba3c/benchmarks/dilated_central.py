@@ -8,6 +8,7 @@ many as it is worth.
 
 import os
 import time
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dba3c.benchmarks.inference import GROUPS, BlankEnvironment, ZeroPolicy, shape_of
@@ -57,12 +58,7 @@ class CentralScene(NamedTuple):
 
 def predicted_points_per_s(scene: CentralScene, costs: AgentCosts) -> float:
     """By the simulator, whose actors here are whole nodes, and whose network has no latency."""
-    node = AgentCosts(
-        environment_s=costs.environment_s / CORES,
-        inference_s=costs.inference_s,
-        learning_s=costs.learning_s,
-        observation_bytes=costs.observation_bytes,
-    )
+    node = replace(costs, environment_s=costs.environment_s / CORES)
     setup = CentralSetup(
         actors=scene.actors,
         envs_per_actor=scene.envs_per_actor,

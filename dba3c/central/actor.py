@@ -8,11 +8,12 @@ games go on where they stood, the learner begins new unrolls with them.
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 
 from dba3c.assembly.model import Spaces
-from dba3c.assembly.statistics_keeper import StatisticsKeeper, finishing
+from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, group_shape, pack_step
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import (
@@ -78,7 +79,7 @@ def actor(process: RunProcess) -> str:
             on_failure=lambda line: metrics.record_event("environment_restarted", line),
             on_steps=stepped,
         )
-        with finishing(keeper):
+        with closing(keeper):
             return actor.run()
     finally:
         for vector in vectors:

@@ -171,8 +171,8 @@ def cores_text(summary: RunSummary, now_s: float) -> str:
 class RichView(View):
     """Redraws the run in place."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        console, on_a_terminal = console or Console(), sys.stderr is not None and sys.stderr.isatty()
+    def __init__(self, console: Console) -> None:
+        on_a_terminal = sys.stderr is not None and sys.stderr.isatty()
         # else what is said there, to a file, would be drawn here
         self._live = Live(console=console, auto_refresh=False, transient=False, redirect_stderr=on_a_terminal)
 

@@ -293,12 +293,9 @@ class PerceptronTorso(nn.Module):
 
 def split(observation: Tensor, space: MixedSpace) -> tuple[list[Tensor], Tensor]:
     """Observations uint8 [B, N] → their images, uint8 [B, C, H, W] each, and their vector float32 [B, D]."""
-    images, begin = [], 0
-    for image in space.images:
-        end = begin + math.prod(image)
-        images.append(observation[:, begin:end].unflatten(1, image))
-        begin = end
-    vector = observation[:, begin:].clone(memory_format=torch.contiguous_format)  # aligned for float32
+    *parts, numbers = observation.split([*map(math.prod, space.images), 4 * space.vector_size], 1)
+    images = [part.unflatten(1, image) for part, image in zip(parts, space.images, strict=True)]
+    vector = numbers.clone(memory_format=torch.contiguous_format)  # aligned for float32
     return images, vector.view(torch.float32) if space.vector_size else vector.float()
 
 

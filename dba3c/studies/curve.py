@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
-from dba3c.metrics.facts import RunFacts, stop_score
+from dba3c.metrics.facts import stop_score
 from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import is_there, resolved, write_atomically
 from dba3c.runs.folder import RunFolder
@@ -91,7 +91,6 @@ def load_curve(
     """
     run = RunFolder.open(path)
     config, meta = run.config(), run.meta()
-    RunFacts.of(run)  # refuses what is broken in them here, so that nothing which draws the curve need
     points = _rows(points_of(run, every_s, per_worker=False, warn=warn))
     if not points and run.is_committed:
         points = _read_csv(run.path / CURVE_FILE)

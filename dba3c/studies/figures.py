@@ -47,7 +47,7 @@ _LEGEND_LETTERS = 110
 """So many have room in a row below a figure."""
 Pairs = Sequence[tuple[float, Estimate]]
 _DOTS_PER_INCH = 160
-Statistic = Literal["iqm", "mean"]
+Centre = Literal["iqm", "mean"]
 X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/cpu_hours"}
 """Core-hours without more words are processor time; those held are progress/core_hours."""
 RANDOM_SCORES = {env_id: random for env_id, (random, _) in RANDOM_AND_HUMAN.items()} | {"CartPole-v1": 22.6}
@@ -221,7 +221,7 @@ def plot_learning_curves(
     path: str | Path,
     x: str = "frames",
     y: str = "score/mean",
-    statistic: Statistic = "iqm",
+    statistic: Centre = "iqm",
     goal: float | None = None,
     title: str = "",
     warn: Callable[[str], None] = warn_on_stderr,
@@ -329,7 +329,7 @@ def _line(curve: Curve, x_chart: str, y_chart: str) -> NDArray[np.float64]:
 
 
 def _draw_group(
-    axes: Axes, name: str, lines: Sequence[NDArray[np.float64]], statistic: Statistic, look: dict[str, Any]
+    axes: Axes, name: str, lines: Sequence[NDArray[np.float64]], statistic: Centre, look: dict[str, Any]
 ) -> None:
     if max(line.shape[1] for line in lines) <= _FEW_POINTS:
         look = {**look, "marker": "o", "markersize": 3}
@@ -348,7 +348,7 @@ def _draw_group(
     axes.plot(band.x, band.centre, label=label, linewidth=1.8, **look)
 
 
-def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm") -> Band:
+def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Centre = "iqm") -> Band:
     """The statistic over runs, and its spread (`dba3c.studies.statistics`), at places that every run has reached.
 
     Args:
@@ -369,7 +369,7 @@ def plot_runs(
     into: str | Path,
     x: str = "frames",
     y: str = "score/mean",
-    statistic: Statistic = "iqm",
+    statistic: Centre = "iqm",
     title: str = "",
 ) -> list[Path]:
     """Draws the runs into INTO.png and INTO.svg, as `plot_learning_curves` does; seeds of one configuration are a line.

@@ -17,7 +17,7 @@ import torch
 from dba3c.algorithms.agent import Agent
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model
-from dba3c.assembly.statistics_keeper import StatisticsKeeper, finishing
+from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
@@ -64,7 +64,7 @@ def _live(process: RunProcess, lane: Lane) -> str:
         keeper = StatisticsKeeper(process, "worker", [environments])
         numel = model.plan.layout.numel
         exchange = lane.exchange(lambda: connect(process, model.plan, model.parameters, metrics), numel)
-        with closing(exchange), finishing(keeper):
+        with closing(exchange), closing(keeper):
             return run_worker(
                 config,
                 model.network,

@@ -283,7 +283,7 @@ def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[s
     return Topology(learners=learners, actors=counts.get("actors", config.central.actors), colocated_actors=True)
 
 
-def lanes_for(config: TrainConfig, given: Mapping[str, Any], cores: int, preset: str | None = None) -> dict[str, int]:
+def lanes_for(config: TrainConfig, given: Mapping[str, Any], cores: int, preset: str | None) -> dict[str, int]:
     """`lanes`, and `envs_per_worker` that they can share evenly, for workers of `cores` each.
 
     Args:

@@ -71,7 +71,9 @@ def breakout_cluster(env_id: str, cores: int) -> TrainConfig:
     720 environments, one for each core of 60 nodes, are shared by all workers, however many there are. So more nodes
     are quicker at the same updates (results/batch_size).
     """
-    return _with_environments(breakout(env_id, cores), CLUSTER_ENVIRONMENTS)
+    config = breakout(env_id, cores)
+    envs = max(1, CLUSTER_ENVIRONMENTS // config.exchange.gradients_per_step)
+    return replace(config, environment=replace(config.environment, envs_per_worker=envs))
 
 
 def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
@@ -298,12 +300,6 @@ def local_servers(cores: int) -> ExchangeConfig:
     """A worker per core, 2 servers, and backup workers where there are enough workers to spare."""
     backup = cores // 12 + 1 if cores >= SMALL_CLUSTER_WORKERS else 0
     return ExchangeConfig(exchange="servers", num_workers=cores, num_servers=2, num_backup_workers=backup)
-
-
-def _with_environments(config: TrainConfig, environments: int) -> TrainConfig:
-    """With so many in all."""
-    envs = max(1, environments // config.exchange.gradients_per_step)
-    return replace(config, environment=replace(config.environment, envs_per_worker=envs))
 
 
 def _quicker_precision() -> Literal["float32", "bfloat16"]:

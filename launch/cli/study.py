@@ -74,13 +74,11 @@ def study(words: Sequence[str]) -> int:
     split = words.index("--") if "--" in words else len(words)
     arguments = parse(StudyArguments, words[:split], "dba3c study")
     folder = arguments.into or Path("studies") / arguments.name
-    exists = arguments.list or arguments.task is not None
-    if exists:
+    if arguments.list or arguments.task is not None:
         what = "what a study is declared with; --list and --task read one that is there"
         refuse_given(arguments, [each.name for each in fields(Shape)], what)
         if words[split + 1 :]:
             raise UserError(f"{shlex.join(words[split:])}: {what}")
-    if exists:
         declared = load(folder)
         if arguments.name.replace("-", "_") != declared.kind:
             raise UserError(f"{folder} holds the study {declared.kind}, not {arguments.name}")

@@ -107,21 +107,19 @@ class Topology:
             text += f", {_count(self.actors, 'actor')} beside learners"
         return text
 
-    def place(self, tasks_per_node: Sequence[int] | None = None) -> list[tuple[Assignment, ...]]:
+    def place(self, tasks_per_node: Sequence[int]) -> list[tuple[Assignment, ...]]:
         """What each rank runs, in rank order; the first entry is the rank's own role.
 
         Args:
-            tasks_per_node: ranks on each node when ranks fill one node after the other; None: a node each.
+            tasks_per_node: ranks on each node when ranks fill one node after the other.
 
         Raises:
             UserError: the nodes' tasks are not as many as the ranks.
         """
-        tasks = [1] * self.ranks if tasks_per_node is None else list(tasks_per_node)
-        if sum(tasks) != self.ranks:
-            raise UserError(
-                f"{' + '.join(map(str, tasks))} = {sum(tasks)} tasks on {len(tasks)} nodes, but {self.arithmetic()}"
-            )
-        order = _round_robin(tasks)
+        if (tasks := sum(tasks_per_node)) != self.ranks:
+            added = " + ".join(map(str, tasks_per_node))
+            raise UserError(f"{added} = {tasks} tasks on {len(tasks_per_node)} nodes, but {self.arithmetic()}")
+        order = _round_robin(tasks_per_node)
         assignments = [Assignment(role, i) for role in self._dealt() for i in range(self.count(role))]
         spread = [assignment for assignment in assignments if assignment.role in SPREAD]
         rest = iter([assignment for assignment in assignments if assignment.role not in SPREAD])

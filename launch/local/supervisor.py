@@ -29,7 +29,7 @@ from typing import Any
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.runs.ending import note_failure
 from dba3c.runs.folder import RunFolder
-from launch.local.child import Child, describe_exit, shell_code, taking_signals
+from launch.local.child import Child, describe_exit, shell_code
 from launch.local.fork_server import ForkServer
 from launch.local.role_process import RESTART_WINDOW_S, RoleProcess
 from launch.output import say_to_stderr
@@ -100,8 +100,7 @@ class Supervisor:
         self.fork_server, self.run_dir, self.processes = fork_server, run_dir, list(processes)
         self.request_stop, self.on_event, self.say = request_stop, on_event, say
         self.whole_run, self.stays, self.joins_late = whole_run, stays, joins_late
-        self.stop_timeout_s = stop_timeout_s
-        self.terminate_timeout_s = terminate_timeout_s
+        self.stop_timeout_s, self.terminate_timeout_s = stop_timeout_s, terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
         self._started_s = time.monotonic()
         self._now_s = clock_of_a_loop().now_s
@@ -129,21 +128,20 @@ class Supervisor:
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
 
     def run(self) -> int:
-        """Blocks until every process is gone; returns the exit code. Call it in the main thread: it takes signals."""
-        with taking_signals(self.take_signal):
-            try:
-                for spec in self.processes:
-                    self._start_first(spec)
-                while self._live or (self.stays and self._lost and self._phase == RUNNING):
+        """Blocks until every process is gone; returns the exit code. Call it within `taking_signals(take_signal)`."""
+        try:
+            for spec in self.processes:
+                self._start_first(spec)
+            while self._live or (self.stays and self._lost and self._phase == RUNNING):
+                self._handle_next()
+        finally:
+            if self._live:
+                # An error of the supervisor itself, which is what is told: a checkpoint where one can be.
+                self.say = lambda line: None
+                self.on_event = lambda event, message: None
+                self._stop("the supervisor failed", failed=True)
+                while self._live:
                     self._handle_next()
-            finally:
-                if self._live:
-                    # An error of the supervisor itself, which is what is told: a checkpoint where one can be.
-                    self.say = lambda line: None
-                    self.on_event = lambda event, message: None
-                    self._stop("the supervisor failed", failed=True)
-                    while self._live:
-                        self._handle_next()
         return self._exit_code()
 
     def _exit_code(self) -> int:

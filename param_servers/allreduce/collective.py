@@ -127,7 +127,6 @@ class TorchCollective:
         self._roll_call_s = 0.0 if generation else min(ROLL_CALL_S, config.step_timeout_s)
         join_timeout_s = config.step_timeout_s if generation else config.join_timeout_s
         if missing := self._missing("here", join_timeout_s):
-            self.lost = missing
             raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
         self._group: Any
         try:

@@ -26,7 +26,7 @@ from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, 
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread, whole
 from param_servers.layout import FlatLayout, floats
 from param_servers.replica import Replica, ReplicaReport, how_it_ended, refusal
-from param_servers.wire.messages import bytes_of
+from param_servers.wire.messages import bytes_of, text_of
 
 T = TypeVar("T")
 COMPARE_EVERY_STEPS = 100
@@ -107,11 +107,10 @@ class AllReduceExchange:
         if self._collective.rank == 0:
             self.replica.restore_newest()
             reason = self._should_stop(self.replica.step, self.replica.data_points)
-        counters = self.replica.counters()
-        packed = self.replica.packed()
-        self._collective.broadcast_(counters)
-        self._collective.broadcast_(packed)
-        self.replica.unpack(counters, packed)
+        state = self.replica.counters(), self.replica.packed()
+        for tensor in state:
+            self._collective.broadcast_(tensor)
+        self.replica.unpack(*state)
         agreed = self._agree_on_reason(reason)
         self._ended = RunStopped(agreed) if agreed else None
 
@@ -211,7 +210,7 @@ class AllReduceExchange:
         encoded = bytes_of(reason or "")[:_REASON_BYTES]
         text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device="cpu")
         self._collective.broadcast_(text)
-        return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
+        return text_of(bytes(text.tolist()).rstrip(b"\0"))
 
     def _or_save(self, call: Callable[[], T]) -> T:
         """What `call` returns; where it loses a rank or ends the run, the first that is left writes a checkpoint."""

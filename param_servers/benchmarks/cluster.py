@@ -135,7 +135,7 @@ def choose_dilation(scene: Scene, compute_s: float, cores: int, least: int = 0) 
         slow_enough = dilation >= max(least, 1e3 * scene.gbit / FASTEST_MBIT)
         if slow_enough and expected_busy(scene, compute_s, dilation, cores) <= MOST_BUSY:
             return dilation
-    raise ConfigError(_arithmetic(scene, compute_s, DILATIONS[-1], cores))
+    raise ConfigError(_arithmetic(scene, compute_s, DILATIONS[-1], cores, MOST_BUSY))
 
 
 def check_machine(
@@ -158,14 +158,14 @@ def check_machine(
             f"but {available_mb:.0f} MB are free"
         )
     if expected_busy(scene, compute_s, dilation, cores) > most_busy:
-        raise ConfigError(_arithmetic(scene, compute_s, dilation, cores))
+        raise ConfigError(_arithmetic(scene, compute_s, dilation, cores, most_busy))
 
 
-def _arithmetic(scene: Scene, compute_s: float, dilation: float, cores: int) -> str:
+def _arithmetic(scene: Scene, compute_s: float, dilation: float, cores: int, most_busy: float) -> str:
     return (
         f"an exchange takes {scene.cpu_s_per_step:.2f} s of processor and, at D = {dilation:g}, "
         f"{dilation:g} × {1e3 * (scene.bound_s or compute_s):.1f} ms: {cores} cores would be "
-        f"{expected_busy(scene, compute_s, dilation, cores):.0%} busy, and at most {MOST_BUSY:.0%} are asked"
+        f"{expected_busy(scene, compute_s, dilation, cores):.0%} busy, and at most {most_busy:.0%} are asked"
     )
 
 

@@ -353,17 +353,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rate-mbit", type=float, default=0, help="per host and direction; 0: loopback, no limit")
     parser.add_argument("--compute-ms", type=float, default=0, help="that workers sleep instead of computing")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--output", type=Path, help="append the JSON lines there too")
     options = parser.parse_args(arguments)
     if options.backup and options.exchange not in ("servers", "majority"):
         parser.error(f"--exchange {options.exchange} knows no backup workers: servers and majority do")
     torch.set_num_threads(1)
     for case in cases(options):
-        line = json.dumps(measure(case, options.compute_ms))
-        print(line, flush=True)
-        if options.output is not None:
-            with options.output.open("a") as file:
-                file.write(line + "\n")
+        print(json.dumps(measure(case, options.compute_ms)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All-reduce with backup workers: a step waits for the first g ranks that are ready, not for all (DESIGN: partial
+"""All-reduce with backup workers: a step waits for the first g ranks that are ready, not for all (partial
 collectives, arXiv 1908.04207, there with late ranks' old gradients; here with zeros, so that staleness is 0).
 
     main thread   pull, compute, push: say "ready" and wait for the answer

@@ -55,12 +55,8 @@ class SharedReplica:
         self._formed = False
         self._summing = False
         """A step is decided but not taken: what is computed on its parameters from now on would be stale."""
-        self._ended: Outcome | None = None
-
-    @property
-    def ended(self) -> Outcome | None:
+        self.ended: Outcome | None = None
         """How the run ended for this rank; None while it goes on."""
-        return self._ended
 
     # -- main thread ---------------------------------------------------------------------------------------------
 
@@ -93,12 +89,12 @@ class SharedReplica:
             return Receipt(self._accepted, self._replica.step, "" if self._accepted else "stale")
 
     def _raise_if_ended(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+        if self.ended is not None:
+            raise self.ended
 
     def _wait_for(self, true: Callable[[], bool], what: str) -> None:
         looks, turns = 0, -1
-        while not self._changed.wait_for(lambda: true() or self._ended is not None, self._patience_s / LOOKS):
+        while not self._changed.wait_for(lambda: true() or self.ended is not None, self._patience_s / LOOKS):
             looks, turns = looks + 1 if turns == self.turns else 0, self.turns
             if looks == LOOKS:
                 raise PeerLost(f"rank {self._rank} waited {self._patience_s:g} s in vain for {what}")
@@ -156,5 +152,5 @@ class SharedReplica:
     def end(self, outcome: Outcome) -> None:
         """The run is over for this rank; the first outcome counts."""
         with self._changed:
-            self._ended = self._ended or outcome
+            self.ended = self.ended or outcome
             self._changed.notify_all()

@@ -62,7 +62,7 @@ class ServersExchange:
         hub: Hub | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        timeouts = exchange_config.timeouts
+        self._timeouts = timeouts = exchange_config.timeouts
         self.worker = worker
         self.incarnation = new_incarnation() if incarnation is None else incarnation
         self.state = ClientState(plan, exchange_config.exchange == "async")
@@ -71,8 +71,6 @@ class ServersExchange:
         """(reason, failed) once the servers said STOP."""
         self._life = new_life()
         self._plan, self._resolve, self._asynchronous = plan, resolve, exchange_config.exchange == "async"
-        self._answer_timeout_s, self._return_s = timeouts.answer_s, timeouts.return_s
-        self._silence_s = timeouts.silence_s
         self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
         self._new_hub: Callable[[], Hub] = lambda: Hub(secret, self.receive_into, silence_timeout_s=timeouts.silence_s)
@@ -174,11 +172,11 @@ class ServersExchange:
         self._leave_who_hangs(self._now_s())
         if heard_any:
             return self._now_s()
-        if self._now_s() - heard_s > self._answer_timeout_s:
+        if self._now_s() - heard_s > self._timeouts.answer_s:
             gone = [str(server) for server in self.servers if not self._hub.connected(server)]
             everyone = f"all {len(self.servers)} servers" if len(self.servers) > 1 else "server 0"
             who = ", ".join(gone) if gone else f"{everyone}, though connected"
-            raise PeerLost(f"worker {self.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
+            raise PeerLost(f"worker {self.worker} waited {self._timeouts.answer_s:g} s for {what}; silent: {who}")
         return heard_s
 
     def _leave_who_hangs(self, now_s: float) -> None:
@@ -187,7 +185,7 @@ class ServersExchange:
             self._listens_for, self._listens_since_s = newest, now_s
         for shard in [*self._linked]:
             term, heard_s = self._heard[shard]
-            if term < newest and now_s - max(heard_s, self._listens_since_s) > self._silence_s:
+            if term < newest and now_s - max(heard_s, self._listens_since_s) > self._timeouts.silence_s:
                 self._hub.close(self.servers[shard])
                 self.handle(Left(self.servers[shard], f"it is silent in term {term}, and others are in a newer one"))
 
@@ -304,7 +302,7 @@ class ServersExchange:
     def _joined(self, shard: int) -> None:
         self._linked.add(shard)
         self._heard[shard] = self.state.newest[0], self._now_s()
-        self._redials[shard].succeeded(self._return_s)
+        self._redials[shard].succeeded(self._timeouts.return_s)
         self._must_ask = True
         if push := self.state.open_push:
             self._send_slice(shard, push)

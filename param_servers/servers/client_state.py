@@ -7,10 +7,8 @@ from torch import Tensor
 from param_servers.errors import BadMessage
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import ShardPlan, floats
-from param_servers.wire.messages import REASONS, Code, Dtype, Header, Kind
+from param_servers.wire.messages import REASONS, Code, Dtype, Header, Kind, Version
 
-Version = tuple[int, int]
-"""(term, step)"""
 NOTHING: Version = (0, -1)
 
 

@@ -19,10 +19,8 @@ from param_servers.servers.shard import PART_MULTIPLE, Accumulator, Elements, Sh
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Code, Dtype, Header, Kind, Row
+from param_servers.wire.messages import Code, Dtype, Header, Kind, Row, Version
 
-Version = tuple[int, int]
-"""(term, step)"""
 PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""
 LEAST_BYTES = 256 << 10

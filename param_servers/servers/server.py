@@ -173,7 +173,7 @@ class ParameterServer:
                 for event in self._reporter.poll(0.02 if self._checkpoints.busy else nap_s):
                     self.handle(event)
                 self.look_at_the_clock()
-                self._reporter.maybe(time.monotonic())
+                self._reporter.maybe()
             self._hub.drain(self._timeouts.last_words_s, self.node.tell_end)
         finally:
             self.close()
@@ -193,7 +193,7 @@ class ParameterServer:
         self._checkpoints.close()
         if self._audit is not None:
             self._audit.close()
-        self._reporter.close()
+        self._reporter.maybe(last=True)
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -351,16 +351,12 @@ class Reporter:
         self._waiting_s += time.perf_counter() - start_s
         return events
 
-    def maybe(self, now_s: float) -> None:
-        """Report if it is time and something was committed; of whole versions only."""
-        due = now_s - self._since_s >= REPORT_EVERY_S and self._node.commits > self._counts["commits"]
-        if due and not self._node.cut_through.open:
+    def maybe(self, last: bool = False) -> None:
+        """Report if it is time, or this is the `last` one, and something was committed; of whole versions only."""
+        now_s = time.monotonic()
+        due = last or now_s - self._since_s >= REPORT_EVERY_S
+        if due and self._node.commits > self._counts["commits"] and not self._node.cut_through.open:
             self._send(now_s)
-
-    def close(self) -> None:
-        """The last report, unless the end came between two versions."""
-        if self._node.commits > self._counts["commits"] and not self._node.cut_through.open:
-            self._send(time.monotonic())
 
     def _send(self, now_s: float) -> None:
         node, counts = self._node, self._now()

@@ -22,14 +22,13 @@ from param_servers.config import OptimizerConfig
 from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 from param_servers.layout import floats
 from param_servers.optim import SliceOptimizer, State
+from param_servers.servers.step_commits import Key
 from param_servers.wire.messages import Code, Row
 
 LARGEST = 1e18
 """A larger element counts as not finite, in every mode: sums of such gradients, and their squares in the optimizer's
 moments, would overflow (float32 ends at 3.4e38), and the update of finite gradients would not be finite."""
 Elements = npt.NDArray[np.float32]
-Key = tuple[int, int]
-"""(worker, incarnation)"""
 LARGEST_PART, PART_MULTIPLE = 65536, 64
 """Elements: 256 KB stay in the cache; a multiple, so that vector instructions do the same everywhere."""
 MOMENTS = {
@@ -161,8 +160,7 @@ def mean_into(out: Elements, gradients: Sequence[Elements]) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # it may not be known yet whether they are finite
         for gradient in gradients[1:]:
             np.add(out, gradient, out=out)
-    if len(gradients) > 1:
-        np.divide(out, len(gradients), out=out)
+    np.divide(out, len(gradients), out=out)
 
 
 def is_usable(tensor: Tensor) -> bool:

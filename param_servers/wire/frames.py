@@ -180,10 +180,9 @@ class Link:
         self.least_frame_bytes = 1
         """Shortest frame that the peer sends, its header included: nothing less wakes this process up."""
         self._woken_by = 1
-        self._handshake: Dialer | Listener | None = handshake
+        self._handshake = handshake
         self._receive_into = receive_into
         self._outbox: deque[Frame] = deque()
-        self._sent = 0
         self._streams = False
         self._greeting = handshake.outgoing
         self._wanted, self._have = memoryview(bytearray(handshake.wants)), 0
@@ -193,7 +192,7 @@ class Link:
 
     @property
     def hello(self) -> Hello | None:
-        return self._handshake.hello if self._handshake is not None else None
+        return self._handshake.hello
 
     @property
     def receiving(self) -> tuple[Header, int] | None:
@@ -207,9 +206,9 @@ class Link:
         if self.peer is None or not self._outbox:
             return False
         frame = self._outbox[0]
-        if not self._sent and frame.payload and not frame.available:
+        if not frame.sent and frame.payload and not frame.available:
             return False  # a header alone would wake the peer up for nothing
-        return self._sent < HEADER_BYTES + frame.available
+        return frame.sent < HEADER_BYTES + frame.available
 
     @property
     def idle(self) -> bool:
@@ -224,7 +223,7 @@ class Link:
 
     def cancel(self, kind: Kind) -> None:
         """Drop queued frames of this kind that have not begun."""
-        begun = self._outbox.popleft() if self._outbox and self._sent else None
+        begun = self._outbox.popleft() if self._outbox and self._outbox[0].sent else None
         self._outbox = deque(frame for frame in self._outbox if frame.kind != kind)
         if begun is not None:
             self._outbox.appendleft(begun)
@@ -240,16 +239,14 @@ class Link:
             return
 
     def _send_some(self, frame: Frame) -> None:
-        if self._sent < HEADER_BYTES:
-            sent = self.sock.sendmsg([frame.header[self._sent :], frame.payload[: frame.available]])
+        if frame.sent < HEADER_BYTES:
+            sent = self.sock.sendmsg([frame.header[frame.sent :], frame.payload[: frame.available]])
         else:
-            sent = self.sock.send(frame.payload[self._sent - HEADER_BYTES : frame.available])
-        self._sent += sent
-        frame.sent = self._sent
+            sent = self.sock.send(frame.payload[frame.sent - HEADER_BYTES : frame.available])
+        frame.sent += sent
         self.bytes_sent += sent
-        if self._sent == HEADER_BYTES + len(frame.payload):
+        if frame.sent == HEADER_BYTES + len(frame.payload):
             self._outbox.popleft()
-            self._sent = 0
 
     def receive(self) -> Iterator[tuple[Header, memoryview]]:
         """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
@@ -305,7 +302,6 @@ class Link:
 
     def _advance_handshake(self) -> None:
         handshake = self._handshake
-        assert handshake is not None
         self._greeting += handshake.feed(bytes(self._wanted))
         self._wanted, self._have = memoryview(bytearray(handshake.wants)), 0
         if not handshake.done:

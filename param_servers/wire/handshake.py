@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage, ConfigError, Refused
-from param_servers.wire.messages import PROTOCOL_VERSION
+from param_servers.wire.messages import PROTOCOL_VERSION, text_of
 
 _HELLO = struct.Struct("<4sHBxIIIIQ16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")
@@ -150,7 +150,7 @@ class Dialer:
         if magic != _VERDICT_MAGIC:
             raise BadMessage("it broke off the handshake")
         if not welcome:
-            raise Refused(text.rstrip(b"\0").decode("utf-8", "replace"))
+            raise Refused(text_of(text.rstrip(b"\0")))
         self.wants, self.done = 0, True
         return b""
 

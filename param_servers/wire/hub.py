@@ -165,8 +165,7 @@ class Hub:
             if now_s >= deadline_s:
                 self._break(link, f"the handshake took more than {HANDSHAKE_S:g} s")
         for rejections in (self._rejected, self._refused):
-            if rejections.count:
-                self._events += rejections.due(now_s)
+            self._events += rejections.due(now_s)
         events, self._events = self._events, []
         return events
 

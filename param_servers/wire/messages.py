@@ -44,6 +44,8 @@ MOST_DATA_POINTS = 1 << 32
 FIRST_FREE = 64
 """Kinds of frames and roles of peers from here on are not this package's."""
 _ROW = struct.Struct("<IIII")
+Version = tuple[int, int]
+"""(term, step)"""
 
 
 class Kind(IntEnum):

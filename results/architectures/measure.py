@@ -51,7 +51,8 @@ def main() -> int:
         folder = arguments.runs or Path(temporary) / "study"
         hours = f"{(START_S + arguments.seconds) / 3600:.6f}"
         declared = build("architectures", SHAPE, ("--max-hours", hours, "--track", "tensorboard"))
-        points = tuple(point for point in declared.points if is_measured(point.name.rpartition("-")[0], arguments))
+        only = arguments.only or tuple(ARCHITECTURES)
+        points = tuple(point for point in declared.points if point.name.rpartition("-")[0] in only)
         replace(declared, points=points).save(folder)
         code = run_all(list(load(folder).runs(folder)))
         measured = read_costs(folder, arguments)
@@ -66,11 +67,6 @@ def main() -> int:
         renew(HERE / "README.md", made_by(newest), table(costs))
     print(table(costs))
     return code
-
-
-def is_measured(architecture: str, arguments: Arguments) -> bool:
-    """Whether it is one of those asked for."""
-    return not arguments.only or architecture in arguments.only
 
 
 def kept_costs(folder: Path, measured: list[Cost]) -> list[Cost]:

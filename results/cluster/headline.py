@@ -86,14 +86,14 @@ class Composed(NamedTuple):
         return f"servers beside workers, {self.row['gbit']:g} Gbit/s" if self.row["colocated"] else self.who
 
 
-def learnt(goal: float = GOAL) -> Learnt:
+def learnt() -> Learnt:
     """Raises ValueError: a run has not reached it, of which the figure and the page would have to speak."""
     steps, hours = [], []
     for folder in sorted(RUNS.glob("seed-*")):
         curve = load_curve(folder)
-        at = curve.reached(goal)
+        at = curve.reached(GOAL)
         if at is None:
-            raise ValueError(f"{folder} did not reach {goal:g}, and the page does not say what such a seed counts")
+            raise ValueError(f"{folder} did not reach {GOAL:g}, and the page does not say what such a seed counts")
         steps.append(float(curve.column("progress/data_points")[at]))
         hours.append(float(curve.column("progress/cpu_hours")[at]))
     of_seeds = tuple(count / (ENVIRONMENTS * LENGTH_STEPS) for count in steps)

@@ -22,7 +22,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from param_servers.benchmarks.exchange import Case, Others
-from param_servers.exchange import GradientExchange, Pull, Receipt, RunStopped
+from param_servers.exchange import Pull, Receipt, RunStopped
 
 try:
     import horovod.torch as hvd
@@ -208,15 +208,11 @@ class RpcWorker:
         rpc.shutdown()
 
 
-def _joined(kind: Callable[[int, Case, Addresses], GradientExchange]) -> Others:
-    return Others(join=kind)
-
-
 PEERS = {
-    "torch all_reduce": _joined(PlainAllReduce),
-    "torch DDP": _joined(DataParallel),
-    **({"Horovod": _joined(Horovod)} if hvd else {}),
-    **({"Open MPI": _joined(OpenMpi), "Open MPI ring": _joined(OpenMpiRing)} if found() else {}),
+    "torch all_reduce": Others(join=PlainAllReduce),
+    "torch DDP": Others(join=DataParallel),
+    **({"Horovod": Others(join=Horovod)} if hvd else {}),
+    **({"Open MPI": Others(join=OpenMpi), "Open MPI ring": Others(join=OpenMpiRing)} if found() else {}),
     "torch RPC server": Others(join=RpcWorker, serve=serve_rpc),
 }
 """Name of the row → exchange."""

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 import tyro
 
+from dba3c.environments.atari import native_consoles
 from dba3c.environments.atari_protocols import with_protocol
-from dba3c.environments.config import EnvironmentConfig, atari_games
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
@@ -66,36 +67,21 @@ class Stepper(NamedTuple):
 
 def native(config: EnvironmentConfig, num_envs: int, seed: int) -> Stepper:
     """The native vector environment on the seeds that the factory would give it."""
-    seeds = [int(each) for each in environment_seeds(seed, num_envs)]
+    seeds = environment_seeds(seed, num_envs)
     envs: Any
     if config.family != "atari":
         envs = gymnasium.vector.SyncVectorEnv([maker_of(config)] * num_envs)
-        envs.reset(seed=seeds)
+        envs.reset(seed=seeds.tolist())
     else:
-        envs = _ale(config, num_envs)
-        envs.reset(seed=np.array(seeds, dtype=np.int32))
-    single = getattr(envs, "single_action_space", None) or envs.action_space
-    return Stepper(envs.step, random_actions(single, num_envs), envs.close)
+        envs = native_consoles(config, num_envs)
+        envs.reset(seed=seeds)
+    return Stepper(envs.step, random_actions(envs.single_action_space, num_envs), envs.close)
 
 
 def random_actions(single: gymnasium.Space[Any], num_envs: int) -> list[np.ndarray]:
     """The same batches of actions for the same space."""
     single.seed(0)
     return [np.stack([single.sample() for _ in range(num_envs)]) for _ in range(ACTION_BATCHES)]
-
-
-def _ale(config: EnvironmentConfig, num_envs: int) -> Any:
-    from ale_py.vector_env import AtariVectorEnv
-
-    return AtariVectorEnv(
-        atari_games()[config.env_id],
-        num_envs,
-        num_threads=min(config.env_threads, num_envs),
-        repeat_action_probability=config.repeat_action_probability,
-        noop_max=config.noop_max,
-        use_fire_reset=config.fire_on_reset,
-        reward_clipping=False,
-    )
 
 
 # -- through the factory, and in turn with the native ones -------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def tables(found: dict[str, Any]) -> list[str]:
         "turns/message", "batch", "latency p50 ms", "p99 ms",
     )  # fmt: skip
     forms = ("", "", ",.0f", ",.0f", ".1f", ".1f", ".2f", ".0f", ".2f", ".2f")
-    served = [cells(list(row.values()), forms) for row in found["service"]]
+    served = [[f"{value:{form}}" for value, form in zip(row.values(), forms, strict=True)] for row in found["service"]]
     points = batch_size.read(HERE / "batch_size_cpu.csv")
     batches = sorted({row.batch for row in points})
     rates: dict[str, list[str]] = {}
@@ -51,10 +50,6 @@ def tables(found: dict[str, Any]) -> list[str]:
         markdown(columns, served),
         markdown(["network", *map(str, batches)], [[name, *row] for name, row in rates.items()]),
     ]
-
-
-def cells(values: Sequence[Any], forms: Iterable[str]) -> list[str]:
-    return [f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import statistics
 import subprocess
 import sys
@@ -44,17 +43,15 @@ def together(words: list[str], runs: int) -> float:
 
 def agent_steps_per_s(words: list[str]) -> float:
     """Of a run's last SECONDS."""
-    folder = Path(tempfile.mkdtemp())
     hours = str((SECONDS + WARM_UP_S) / 3600)
-    limits = ["--max-hours", hours, "--track", "--metrics-window-s", "0.5", "--run-dir", str(folder / "run")]
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        limits = ["--max-hours", hours, "--track", "--metrics-window-s", "0.5", "--run-dir", str(run)]
         command = [sys.executable, "-m", "launch", "train", "breakout", *words, *limits]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
-        steps = [r for r in whole_run(RunFolder(folder / "run")) if r["kind"] == "step" and "agent_steps" in r]
+        steps = [r for r in whole_run(RunFolder(run)) if r["kind"] == "step" and "agent_steps" in r]
         end_s = max(r["time_s"] for r in steps) - 0.5
         return sum(r["agent_steps"] for r in steps if end_s - SECONDS < r["time_s"] <= end_s) / SECONDS
-    finally:
-        shutil.rmtree(folder)
 
 
 def write_page(made: str) -> None:

@@ -8,7 +8,6 @@ Those are measured:  python results/simulation/central.py --runs FOLDER  reads t
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster
 from dba3c.simulation.simulate import AgentCosts, compare
+from dba3c.studies.page import write_rows
 from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent
@@ -67,8 +67,7 @@ def main() -> None:
     if not COSTS.exists():
         parser.error(f"there is no {COSTS.name} yet: name measured runs with --runs")
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
-    with (HERE / "central.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows(costs)])
+    write_rows(HERE / "central.csv", [dict(zip(COLUMNS, row, strict=True)) for row in rows(costs)])
 
 
 if __name__ == "__main__":

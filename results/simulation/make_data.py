@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate
+from dba3c.studies.page import write_rows
 
 HERE = Path(__file__).resolve().parent
 Row = Sequence[object]
@@ -83,8 +83,7 @@ def main() -> None:
         "clusters.csv": (("gbit", "nodes", "exchange", "data_points_per_s", "efficiency"), clusters),
     }
     for name, (columns, rows) in tables.items():
-        with (HERE / name).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([columns, *rows(config)])
+        write_rows(HERE / name, [dict(zip(columns, row, strict=True)) for row in rows(config)])
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from gymnasium import spaces
 
 from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import Spaces, build_model
+from dba3c.benchmarks.inference import BlankEnvironment
 from dba3c.config import NetworkConfig, TrainConfig
-from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import Sections
 from dba3c.studies.page import facts, made_by, markdown, renew
 from dba3c.workers.collector import Collector
@@ -30,21 +30,6 @@ HERE = Path(__file__).resolve().parent
 NETWORKS = (("small", "bfloat16"), ("small", "float32"), ("nature", "bfloat16"), ("nature", "float32"))
 ENVS, LENGTH, WARM_UP, ROUNDS = (1, 4, 16, 32, 64), 5, 3, 20
 SPACES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4))
-
-
-class RandomFrames:
-    """A vector environment that costs nothing."""
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self._frames = np.random.default_rng(0).integers(0, 255, (num_envs, 4, 84, 84), dtype=np.uint8)
-
-    def reset(self) -> np.ndarray:
-        return self._frames
-
-    def step(self, actions: np.ndarray) -> Transition:
-        no, yes, one = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool), np.ones(self.num_envs, np.float32)
-        return Transition(self._frames, one, no, no, yes, no, [], one, np.full(self.num_envs, 4))
 
 
 def step_us(network: str, precision: str, num_envs: int) -> dict[str, float]:
@@ -58,7 +43,7 @@ def step_us(network: str, precision: str, num_envs: int) -> dict[str, float]:
         model = build_model(config, SPACES)
         model.network.load(model.parameters)
         gradients = gradients_of(config.algorithm, model.network, 1 if way == "one pass" else 1000)
-        environments: Any = RandomFrames(num_envs)
+        environments: Any = BlankEnvironment(num_envs)
         kept = gradients.keeps_observations
         ways[way] = gradients, Collector(environments, model.network, LENGTH, keep_observations=kept)
     generator = torch.Generator()

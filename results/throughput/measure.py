@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -135,11 +134,8 @@ def run(words: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def temporary() -> Iterator[Path]:
     """Where a run's folder will be."""
-    folder = Path(tempfile.mkdtemp())
-    try:
-        yield folder / "run"
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "run"
 
 
 def measured(process: subprocess.Popen[bytes], folder: RunFolder, stop: Any, first: str = "worker") -> dict[str, Any]:

@@ -298,7 +298,7 @@ def test_a_life_that_ends_at_the_checkpoint_it_began_with_leaves_its_statistics_
         keeper = StatisticsKeeper(RunProcess(again, config, rank=0, incarnation=1), "worker", [environments])
         environments.reset()
         keeper.at(step)
-        keeper.finish()
+        keeper.close()
     assert statistics_of(folder.path, step) == both
 
 
@@ -317,7 +317,7 @@ def test_a_worker_keeps_a_snapshot_for_each_checkpoint_and_groups_share_theirs(t
             for group in groups:
                 group.reset()
             keeper.at(step)
-        keeper.finish()
+        keeper.close()
         snapshots = json.loads((folder.path / "observations" / "actor-3.json").read_text())
         assert {step: stored["count"] for step, stored in snapshots.items()} == {"0": 4, "10": 44, "20": 84, "24": 100}
         for step in (10, 20):
@@ -332,7 +332,7 @@ def test_a_resumed_process_that_ends_before_its_first_step_keeps_the_snapshots_o
     kept = folder.path / "observations" / "worker-0.json"
     before = json.loads(kept.read_text())
     environments = make_vector_environment(config.environment, 16, seed=9)
-    StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=1), "worker", [environments]).finish()
+    StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=1), "worker", [environments]).close()
     assert before.items() <= json.loads(kept.read_text()).items()
 
 
@@ -340,7 +340,7 @@ def test_nothing_is_kept_where_observations_are_not_normalised(tmp_path: Path):
     config = replace_options(config_of(), normalize_observations=False)
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
         environments = make_vector_environment(config.environment, 2, seed=0)
-        StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=0), "worker", [environments]).finish()
+        StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=0), "worker", [environments]).close()
         assert not (folder.path / "observations").exists()
 
 
@@ -352,7 +352,7 @@ def test_statistics_that_the_disk_refuses_stop_no_worker(tmp_path: Path, capsys:
         keeper = StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=0), "worker", [environments])
         for step in (0, 10, 20):
             keeper.at(step)
-        keeper.finish()
+        keeper.close()
     assert capsys.readouterr().err.count("observations/worker-0.json") == 1
 
 

@@ -17,7 +17,7 @@ PAPER = {"servers": 4, "evaluators": 1, "recorders": 1}
 def test_the_paper_s_71_nodes_are_4_servers_an_evaluator_a_recorder_and_65_workers() -> None:
     topology = fit(71, **PAPER, gradients=60)
     assert topology.arithmetic() == ("71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)")
-    roles = [str(rank[0]) for rank in topology.place()]
+    roles = [str(rank[0]) for rank in topology.place([1] * topology.ranks)]
     assert roles[:7] == ["server 0", "server 1", "server 2", "server 3", "evaluator 0", "recorder 0", "worker 0"]
     assert roles[70] == "worker 64"
 
@@ -71,14 +71,14 @@ def test_colocated_servers_take_no_ranks_and_sit_on_different_nodes() -> None:
 def test_where_no_server_has_a_rank_of_its_own_rank_0_trains_and_knows_how_the_run_ends() -> None:
     for servers in (0, 2):
         topology = fit(4, servers=servers, evaluators=1, recorders=1, colocated_servers=servers > 0)
-        roles = [rank[0].role for rank in topology.place()]
+        roles = [rank[0].role for rank in topology.place([1] * topology.ranks)]
         assert roles == ["worker", "worker", "evaluator", "recorder"]
 
 
 def test_central_inference_has_learners_first_and_actors_in_the_rest() -> None:
     topology = fit(6, learners=1, evaluators=1)
     assert topology.arithmetic() == "6 = 1 learner + 1 evaluator + 4 actors"
-    assert [rank[0].role for rank in topology.place()] == ["learner", "evaluator", *["actor"] * 4]
+    assert [rank[0].role for rank in topology.place([1] * topology.ranks)] == ["learner", "evaluator", *["actor"] * 4]
 
 
 def test_learners_that_exchange_through_servers_share_the_ranks_with_them() -> None:
@@ -95,7 +95,7 @@ def test_a_learner_without_an_actor_is_refused_before_anything_starts() -> None:
 def test_actors_may_sit_beside_their_learners() -> None:
     topology = Topology(learners=2, actors=3, colocated_actors=True)
     assert topology.arithmetic() == "2 = 2 learners, 3 actors beside learners"
-    assert topology.place() == [
+    assert topology.place([1] * topology.ranks) == [
         (Assignment("learner", 0), Assignment("actor", 0), Assignment("actor", 2)),
         (Assignment("learner", 1), Assignment("actor", 1)),
     ]

@@ -195,6 +195,7 @@ MAIN = """
 import json, sys
 from pathlib import Path
 from launch.output import harmless_output
+from launch.local.child import taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.role_process import RoleProcess
 from launch.local.supervisor import Supervisor
@@ -203,7 +204,9 @@ words = lambda how: lambda incarnation: [str(run_dir), how, how, str(incarnation
 stop = lambda reason, failed: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
 roles = [RoleProcess(role=how, rank=0, words=words(how), main=stand_in + ":main") for how in sys.argv[3:]]
 with harmless_output(), ForkServer([stand_in]) as fork_server:
-    code = Supervisor(fork_server, run_dir, roles, stop, stop_timeout_s=20).run()
+    supervisor = Supervisor(fork_server, run_dir, roles, stop, stop_timeout_s=20)
+    with taking_signals(supervisor.take_signal):
+        code = supervisor.run()
 sys.exit(code)
 """
 

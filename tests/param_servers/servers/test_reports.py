@@ -72,7 +72,7 @@ def test_a_server_that_ends_between_two_versions_reports_neither() -> None:
     hub.arriving = (second, 4)
     node.advance()
     assert node.cut_through.open
-    reporter.close()
+    reporter.maybe(last=True)
     assert reports == []
 
 
@@ -105,7 +105,7 @@ def test_a_shard_reports_the_norm_of_its_first_update_since_the_last_report() ->
         pushed(node, step, torch.tensor(gradient), sequence=step + 1)
         if step == 1:
             reporter._send(reporter._since_s + 2.0)
-    reporter.close()
+    reporter.maybe(last=True)
     assert [(report["commits"], report["update_norm"]) for report in reports] == [(2, 5.0), (1, 10.0)]
     assert reports[0]["window_s"] == 2.0
 
@@ -117,7 +117,7 @@ def test_going_back_to_a_checkpoint_is_no_update() -> None:
     reporter._send(reporter._since_s + 2.0)
     node.obey(Restore(1, 0, 0))
     pushed(node, 0, torch.tensor([3.0, 4.0]), sequence=2)
-    reporter.close()
+    reporter.maybe(last=True)
     assert reports[-1]["update_norm"] == 5.0
 
 
@@ -131,7 +131,7 @@ def test_an_update_that_was_passed_on_while_it_arrived_is_measured_whole() -> No
     hub.arriving = None
     node.gradient(WORKER, GRADIENT)
     commit(node)
-    reporter.close()
+    reporter.maybe(last=True)
     assert Kind.SEALED in hub.sent and reports[0]["update_norm"] == 5.0
 
 
@@ -145,7 +145,7 @@ def test_an_update_that_was_taken_back_is_not_the_update_that_is_measured() -> N
     node.advance()
     node.gradient(WORKER, GRADIENT)
     commit(node)
-    reporter.close()
+    reporter.maybe(last=True)
     assert Kind.ABORTED in hub.sent and reports[0]["update_norm"] == 5.0
 
 
