@@ -1,4 +1,4 @@
-"""Who holds a run folder, as its heartbeat tells (more in `test_folder`)."""
+"""Who holds a run folder, as its heartbeat tells (more in `test_taking_over`)."""
 
 import errno
 import json

@@ -1,7 +1,8 @@
+"""A majority goes on without the late, the lost and the expelled, and takes them back."""
+
 import itertools
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
-from param_servers.errors import Diverged, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import Diverged, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import MOST_REJECTED, Receipt, never, unread
 from param_servers.layout import FlatLayout
 from param_servers.majority.chief import MajorityChief
@@ -19,90 +20,8 @@ from param_servers.wire.frames import Left
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
 from tests.param_servers.allreduce.test_allreduce import CONFIG, INITIAL, LAYOUT, gradient, reference
+from tests.param_servers.majority.ranks import PATIENCE_S
 from tests.waiting import wait_until
-
-PATIENCE_S = 30
-
-
-class Run:
-    """Ranks of one run in this process."""
-
-    def __init__(self, board, size, **settings):
-        self.board = board
-        timeouts = {"step_timeout_s": 8, "join_timeout_s": 20}
-        self.config = ExchangeConfig(exchange="majority", num_workers=size, **{**timeouts, **settings})
-        self.ranks, self.events = {}, []
-
-    def start(self, *ranks, **options):
-        for rank in ranks:
-            self.ranks[rank] = MajorityExchange(
-                rank=rank,
-                layout=LAYOUT,
-                initial_parameters=INITIAL,
-                optimizer_config=CONFIG,
-                exchange_config=self.config,
-                secret=b"0123456789abcdef",
-                resolve=self.board.resolve,
-                publish_address=self.board.publisher(rank),
-                on_event=self.events.append,
-                **options,
-            )
-        return self
-
-    def push(self, rank, step=None):
-        pulled = self.ranks[rank].pull()
-        step = pulled.step if step is None else step
-        return self.ranks[rank].push(gradient(rank, step), step, 10)
-
-    def together(self, ranks, steps=1):
-        """Each of `ranks` in a thread of its own: `steps` pushes; returns their receipts or the error."""
-        results = {}
-
-        def body(rank):
-            try:
-                results[rank] = [self.push(rank) for _ in range(steps)]
-            except (ParamServersError, RunStopped) as error:
-                results[rank] = error
-
-        threads = [threading.Thread(target=body, args=(rank,)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), "a rank hangs"
-        return results
-
-    def newest(self, rank, step):
-        """What `rank` pulls when its comm thread has applied the update that leads to `step`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (pulled := self.ranks[rank].pull()).step < step:
-            assert time.monotonic() < deadline, f"rank {rank} stays at step {pulled.step}"
-        return pulled
-
-    def die(self, rank):
-        """As if killed: its connections close, nothing is said."""
-        exchange = self.ranks.pop(rank)
-        exchange._closing = True
-        exchange._hub.drain = lambda timeout_s, tell=None: exchange._hub.shut()
-        exchange.replica.finish = lambda: ""
-        exchange.close()
-
-    def close(self):
-        for rank in sorted(self.ranks, reverse=True):
-            self.ranks[rank].close()
-
-
-@pytest.fixture
-def start(board):
-    runs = []
-
-    def begin(size, **settings):
-        runs.append(Run(board, size, **settings))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.close()
 
 
 def test_a_late_rank_holds_up_nobody_and_its_gradient_is_answered_as_stale(start):
@@ -253,68 +172,11 @@ def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again_and_is_the
     assert len(lives) > 1 and len(set(lives)) == 1
 
 
-def test_a_rank_that_waits_for_rank_0_can_be_closed(start):
-    run = start(2).start(1)
-    waiting = run.ranks.pop(1)
-    waiting.close()
-    assert not waiting._thread.is_alive()
-
-
-def test_who_waits_for_ranks_that_do_not_come_hears_a_request_to_stop(start):
-    run = start(2, join_timeout_s=300).start(0, should_stop=lambda *counts: "SIGTERM")
-    with pytest.raises(RunStopped, match="SIGTERM"):
-        run.ranks[0].pull()
-
-
-def test_rank_0_left_alone_that_fails_by_itself_leaves_a_checkpoint(start, tmp_path):
-    run = start(2).start(0, 1, checkpoint_dir=tmp_path)
-    run.together([0, 1])
-    run.die(1)
-    run.together([0], steps=2)
-    run.newest(0, 3)
-    run.ranks.pop(0).close()  # its environment has failed, say
-    assert (tmp_path / "step-3").is_dir()
-
-
 def test_a_full_disk_costs_the_chief_its_log_and_no_rank_the_run(start):
     run = start(2).start(0, 1, audit_path=Path("/dev/full"))
     for receipts in run.together([0, 1], steps=2).values():
         assert all(receipt.accepted for receipt in receipts)
     assert any("No space left on device" in event["message"] for event in run.events)
-
-
-def test_rank_0_ends_the_run_for_all_and_it_resumes_from_its_checkpoint(start, tmp_path):
-    def stop(step, data_points):
-        return "3 steps" if step >= 3 else None
-
-    run = start(2).start(0, 1, checkpoint_dir=tmp_path, should_stop=stop)
-    for outcome in run.together([0, 1], steps=10).values():
-        assert isinstance(outcome, RunStopped) and outcome.reason == "3 steps"
-    run.close()
-    run.ranks.clear()
-    run.board.addresses.clear()
-    run.start(0, 1, checkpoint_dir=tmp_path)
-    assert run.ranks[1].pull().step == 3
-    run.together([0, 1], steps=2)
-    assert torch.equal(run.newest(1, 5).parameters, reference([[0, 1]] * 5))
-
-
-def test_an_end_whose_last_sum_broke_is_not_told_as_if_its_step_were_saved(start, tmp_path):
-    def stop(step, data_points):
-        return "3 steps" if step >= 3 else None
-
-    def broken(buffer):
-        raise PeerLost("rank 1 is gone")
-
-    run = start(2).start(0, 1, checkpoint_dir=tmp_path, should_stop=stop)
-    run.together([0, 1], steps=2)
-    for rank in (0, 1):
-        run.newest(rank, 2)
-        run.ranks[rank]._group.all_reduce_sum_ = broken
-    outcome = run.together([0, 1])[0]
-    assert isinstance(outcome, LastStepsLost)
-    assert str(outcome) == "3 steps; step 3 was decided, but its sum broke: the run ends at 2"
-    assert find_newest(tmp_path).name == "step-2"
 
 
 @pytest.mark.parametrize(("stopped_s", "is_left_alone"), [(5.0, False), (500.0, True)])
@@ -378,61 +240,3 @@ def test_a_rank_whose_gradients_are_never_finite_has_diverged(start):
     with pytest.raises(Diverged, match=f"none of the last {MOST_REJECTED} gradients was finite"):
         for _ in range(MOST_REJECTED):
             run.ranks[1].push(bad, run.ranks[1].pull().step, 1)
-
-
-def test_whatever_ends_a_ranks_communication_thread_is_told_by_its_main_thread(start):
-    def resolve(rank):
-        return {}["address of rank 0"]
-
-    run = start(2)
-    run.board.resolve = resolve
-    with pytest.raises(RunBroken, match="rank 1 cannot go on: KeyError: 'address of rank 0'"):
-        run.start(1).ranks[1].pull()
-
-
-def test_a_last_checkpoint_that_cannot_be_written_hides_from_nobody_that_the_run_ended(start, tmp_path):
-    def stop(step, data_points):
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        return "enough" if step else None
-
-    def finish():
-        raise LookupError("no such disk")
-
-    run = start(2).start(0, 1, should_stop=stop, checkpoint_dir=tmp_path / "checkpoints")
-    run.ranks[0].replica.finish = finish
-    outcomes = run.together([0, 1], steps=2)
-    assert isinstance(outcomes[1], RunStopped) and outcomes[1].reason == "enough"
-    assert str(outcomes[0]) == "enough; the last checkpoint was not written: LookupError: no such disk"
-
-
-def test_a_farewell_checkpoint_of_rank_0_that_cannot_be_written_is_told(start):
-    run = start(2).start(0)
-    run.ranks[0].replica.finish = lambda: "the last checkpoint was not written: no such disk"
-    run.ranks.pop(0).close()
-    (told,) = [event["message"] for event in run.events if event["event"] == "checkpoint_failed"]
-    assert told == "rank 0 leaves; the last checkpoint was not written: no such disk"
-
-
-def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
-    def stop(step, data_points):
-        return "enough" if step / 0 else None
-
-    run = start(2).start(0, 1, should_stop=stop)
-    for error in run.together([0, 1]).values():
-        assert isinstance(error, RunBroken)
-        assert str(error) == "rank 0 cannot decide any more: ZeroDivisionError: division by zero"
-
-
-def test_an_end_for_a_reason_with_a_file_s_name_that_is_no_text_is_told_to_all_ranks(start):
-    run = start(2).start(0, 1, should_stop=lambda step, data_points: "caf\udce9: full" if step else None)
-    for outcome in run.together([0, 1], steps=2).values():
-        assert isinstance(outcome, RunStopped) and outcome.reason == "caf\\udce9: full"
-
-
-def test_a_chief_that_cannot_be_asked_any_more_whether_to_stop_ends_the_run_for_that_reason(start):
-    def stop(step, data_points):
-        raise RunBroken("stop.json: permission denied")
-
-    run = start(2).start(0, 1, should_stop=stop)
-    for error in run.together([0, 1]).values():
-        assert isinstance(error, RunBroken) and str(error) == "stop.json: permission denied"
