@@ -28,6 +28,17 @@ def test_one_step_a_second_is_watched() -> None:
     assert [tick for tick, watched in enumerate(seen) if watched] == [0, 10, 20]
 
 
+def test_long_steps_are_watched_for_a_twentieth_of_the_time() -> None:
+    now_s, watched = [0.0], 0
+    relus = ActiveRelus(every_s=1.0, clock=lambda: now_s[0])
+    for _ in range(200):
+        with relus.watch():
+            functional.relu(torch.ones(3))
+            now_s[0] += 2.0
+        watched += bool(relus.take())
+    assert watched == 10
+
+
 def test_a_network_without_relus_has_no_such_number_and_gradients_stay_the_same() -> None:
     relus = ActiveRelus()
     weight = torch.tensor([1.0, -2.0], requires_grad=True)
