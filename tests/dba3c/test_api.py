@@ -22,6 +22,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation import evaluator
 from dba3c.runs.folder import RunFolder
+from tests.refusals import refusing
 
 RESULTS = Path(__file__).parents[2] / "results"
 CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
@@ -115,8 +116,7 @@ def test_what_was_played_is_said_where_it_cannot_be_kept(make_run, write_checkpo
     run = make_run(CARTPOLE)
     write_checkpoint(run, CARTPOLE, step=1)
 
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    full = refusing(errno.ENOSPC)
 
     def played(*_, **__):
         monkeypatch.setattr(os, "fsync", full)

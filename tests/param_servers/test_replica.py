@@ -22,6 +22,7 @@ from param_servers.replica import LocalExchange
 from param_servers.servers import shard as shards
 from param_servers.timeouts import AwakeClock
 from tests.param_servers.checkpoint.simulated_disk import SmallDisk
+from tests.refusals import refusing
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
@@ -162,8 +163,7 @@ def test_a_damaged_checkpoint_that_cannot_be_renamed_is_one_line(monkeypatch, tm
         local.close()
     (tmp_path / "step-2" / "manifest.json").write_text("{")
 
-    def read_only(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    read_only = refusing(errno.EROFS)
 
     monkeypatch.setattr(os, "rename", read_only)
     with pytest.raises(CheckpointError, match="^a damaged checkpoint cannot be renamed: .*Read-only file system$"):

@@ -7,12 +7,12 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.runs.files import write_atomically, write_once
+from tests.refusals import refusing
 
 WRITERS = pytest.mark.parametrize("write", [write_atomically, write_once])
 
 
-def refuse(*_: object, **__: object) -> None:
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+refuse = refusing(errno.EROFS)
 
 
 @WRITERS
@@ -57,8 +57,7 @@ def test_a_link_that_nfs_has_made_and_denies_was_made(tmp_path, monkeypatch):
 
 
 def test_without_hard_links_the_first_writer_wins_too(tmp_path, monkeypatch):
-    def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    no_links = refusing(errno.EPERM)
 
     monkeypatch.setattr(os, "link", no_links)
     assert write_once(tmp_path / "stop.json", "first") and not write_once(tmp_path / "stop.json", "second")

@@ -18,6 +18,7 @@ from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run
 from tests.dba3c.runs.finished_run import CONFIG, finished_run
+from tests.refusals import refusing
 
 
 def test_a_new_run_has_its_config_folders_and_facts(tmp_path):
@@ -96,8 +97,7 @@ def test_resuming_nothing_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_looked_into_is_one_line_and_not_taken_for_missing(tmp_path, monkeypatch):
-    def stale(path, **_):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    stale = refusing(errno.ESTALE)
 
     with RunFolder.create(tmp_path / "run", CONFIG) as run, monkeypatch.context() as outage:
         outage.setattr(Path, "stat", stale)
@@ -220,8 +220,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
 
 
 def test_a_disk_that_is_full_at_launch_is_one_clear_line(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    full = refusing(errno.ENOSPC)
 
     monkeypatch.setattr(run_lock.os, "fsync", full)
     with pytest.raises(UserError, match=r"cannot write .*lock.json: No space left on device"):

@@ -16,6 +16,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs import lock as run_lock
 from dba3c.runs.folder import RunFolder
 from tests.dba3c.runs.finished_run import CONFIG, finished_run
+from tests.refusals import refusing
 
 
 def abandon_in_a_dead_process(path):
@@ -75,8 +76,7 @@ def test_another_user_s_process_that_cannot_be_looked_at_counts_while_its_heartb
 def test_giving_back_a_folder_that_has_become_read_only_does_not_fail(tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path / "run", CONFIG)
 
-    def refuse(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    refuse = refusing(errno.EROFS)
 
     monkeypatch.setattr(os, "unlink", refuse)
     run.release()
@@ -107,8 +107,7 @@ def test_a_lock_that_only_seems_old_is_not_taken_over(tmp_path, monkeypatch):
 
 
 def test_what_the_file_system_s_clock_is_ahead_by_is_not_forgotten_when_its_disk_is_full(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    full = refusing(errno.ENOSPC)
 
     run = finished_run(tmp_path / "run")
     pretend_held_elsewhere(run.path, age_s=5)

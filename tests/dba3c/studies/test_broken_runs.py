@@ -17,6 +17,7 @@ from dba3c.studies.study import STUDIES, SWEEP, Point, Study, load
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
+from tests.refusals import refusing
 
 
 def config_of(seed):
@@ -163,8 +164,7 @@ def test_a_figure_is_as_it_was_where_a_new_one_has_no_room(study, tmp_path, caps
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert {path.name for path in before} == {"curve.png", "curve.svg", "table.csv"}
 
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    full = refusing(errno.ENOSPC)
 
     monkeypatch.setattr(os, "fsync", full)
     for again in ([*words, "--title", "another"], [*table, "--seed", "1"]):

@@ -16,12 +16,12 @@ from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME
 from launch.slurm import controller
 from tests.launch.slurm.conftest import Fake, asked
+from tests.refusals import refusing
 
 JOB = {"SLURM_JOB_ID": "7"}
 
 
-def refuse(*_: object, **__: object) -> None:
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+refuse = refusing(errno.EROFS)
 
 
 class Watched:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from param_servers.line_file import LineFile, cut_torn_tail
 from param_servers.servers.audit import AuditLog, history, read_audit
 from param_servers.servers.shard import Shard
 from tests.param_servers.servers.replay import replay
+from tests.refusals import refusing
 
 SGD = OptimizerConfig(optimizer="sgd")
 
@@ -25,8 +25,7 @@ def randn(seed: int, numel: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
-def refused(*_: Any) -> int:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+refused = refusing(errno.ENOSPC)
 
 
 @pytest.mark.parametrize("torn", [b'{"kind": "com', b"\0" * 70_000, b""])
