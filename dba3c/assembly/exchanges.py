@@ -31,14 +31,7 @@ def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: M
     config = process.config
     exchange: GradientExchange
     if config.exchange.has_servers:
-        exchange = ServersExchange(
-            worker=process.rank,
-            incarnation=process.incarnation,
-            plan=plan,
-            exchange_config=config.exchange,
-            resolve=process.address_until_the_end("server"),
-            secret=process.secret,
-        )
+        exchange = _servers(process, plan)
     else:
         duties = {"layout": plan.layout, **_duties(process, parameters, metrics)}
         if config.exchange.exchange == "local":
@@ -56,6 +49,18 @@ def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: M
                 **duties,
             )
     return ClippedExchange(exchange, plan.layout, config.optimizer)
+
+
+def _servers(process: RunProcess, plan: ShardPlan) -> GradientExchange:
+    """By itself, for the chaos campaign to write down what goes through it."""
+    return ServersExchange(
+        worker=process.rank,
+        incarnation=process.incarnation,
+        plan=plan,
+        exchange_config=process.config.exchange,
+        resolve=process.address_until_the_end("server"),
+        secret=process.secret,
+    )
 
 
 def _collective(process: RunProcess) -> Collective:
