@@ -12,7 +12,8 @@ observations/worker-0.json    {"2000": {"count": …, "mean": […], "squares": 
 
 Every process (a worker's lane, an actor) normalises by what its own environments have shown, and keeps a snapshot for
 each checkpoint's step. A resumed one goes on from its own; an evaluation and a film, which never change them, and one
-that was not there before take those of all that then played, merged as if one had seen everything.
+that was not there before take those of all that then played, merged as if one had seen everything; it weighs them as
+one process's, since all are merged again later.
 """
 
 import json

@@ -5,7 +5,7 @@ The player is a checkpoint's policy, whatever algorithm trained it. Its games:
 
 | protocol   | games                                                   | actions | source                            |
 |------------|---------------------------------------------------------|---------|-----------------------------------|
-| `2017`     | 40,000 agent steps at most, FIRE as 30th equal action    | greedy  | the 2017 system's evaluation node |
+| `2017`     | 40,000 agent steps at most, FIRE as 30th equal action   | greedy  | the 2017 system's evaluation node |
 | all others | whole, to the environment's own limit                   | sampled | as A3C and IMPALA evaluated       |
 
 Either kind of actions can be asked for; the name says which were taken.

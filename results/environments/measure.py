@@ -223,17 +223,8 @@ def table(families: list[Family]) -> str:
 
 
 def write_results(folder: Path, families: list[Family], missing: dict[str, str]) -> None:
-    """`environments.json` in `folder`, and the table and the machine of the page that lies beside it.
-
-    Raises UserError: it has families that were not measured now, which would be lost.
-    """
+    """`environments.json` in `folder`, and the table and the machine of the page that lies beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = folder / "environments.json"
-    earlier = json.loads(written.read_text(encoding="utf-8"))["families"] if written.exists() else []
-    if lost := {family["name"] for family in earlier} - {family.name for family in families}:
-        raise UserError(
-            f"not written: {written} has {', '.join(sorted(lost))}, not measured now: choose another --output"
-        )
     data: dict[str, Any] = {
         **facts(" ".join(["python results/environments/measure.py", *sys.argv[1:]])),
         "skipped": missing,
@@ -249,7 +240,7 @@ def write_results(folder: Path, families: list[Family], missing: dict[str, str])
             for family in families
         ],
     }
-    written.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / "environments.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     page = folder / "README.md"
     if page.exists():
         renew(page, made_by(data), table(families))
@@ -259,6 +250,10 @@ def main(arguments: Arguments) -> None:
     """Measure in turn, print a table, write the results."""
     torch.set_num_threads(1)
     pairs, missing = make_all(arguments)
+    earlier = arguments.output / "environments.json"
+    known = json.loads(earlier.read_text(encoding="utf-8"))["families"] if earlier.exists() else []
+    if lost := {family["name"] for family in known} - pairs.keys():
+        sys.exit(f"{earlier} has {', '.join(sorted(lost))}, which would be lost: choose another --output")
     measured = measure_in_turn(pairs, arguments.seconds, arguments.repeats)
     for pair in pairs.values():
         pair.ours.close()
