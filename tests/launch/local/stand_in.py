@@ -1,7 +1,7 @@
 """A stand-in for a role's process, for tests of what starts, replaces and stops processes.
 
-Its words: RUN_DIR NAME BEHAVIOUR INCARNATION. When ready it writes its pid to
-RUN_DIR/NAME.INCARNATION.pid.
+Its words: RUN_DIR NAME BEHAVIOUR INCARNATION. When ready it says so and then writes its pid to
+RUN_DIR/NAME.INCARNATION.pid: who has read that may kill it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def main(words: Sequence[str]) -> int:
     asked: list[int] = []
     if behaviour in ("saves-at-sigterm", "saves-for-ever"):
         signal.signal(signal.SIGTERM, lambda signum, _: asked.append(signum))
+    print(f"{name} ready as incarnation {incarnation}", flush=True)
     temporary = run_dir / f".{name}.{incarnation}"
     temporary.write_text(str(os.getpid()))
     temporary.rename(run_dir / f"{name}.{incarnation}.pid")
-    print(f"{name} ready as incarnation {incarnation}", flush=True)
     if behaviour == "fails":
         raise RuntimeError(f"{name} has a fault of its own")
     if behaviour == "fails-and-chats":
