@@ -48,6 +48,11 @@ def test_the_dilation_is_the_smallest_that_leaves_the_machine_idle_while_gradien
     assert choose_dilation(SCENE, 0.027, cores=64) < chosen
 
 
+def test_the_dilation_is_such_that_one_process_keeps_up_with_its_link_however_many_cores_idle() -> None:
+    chosen = choose_dilation(SCENE._replace(servers=1), compute_s=0.027, cores=64)
+    assert SCENE.case(chosen, 1).rate_mbit == 250.0
+
+
 def test_what_no_dilation_makes_slow_enough_is_refused_with_its_arithmetic() -> None:
     with pytest.raises(ConfigError, match=r"D = 640, 640 × .* ms: 1 cores would be \d+% busy"):
         choose_dilation(SCENE._replace(workers=250, megabytes=0.004), compute_s=0.0, cores=1)
