@@ -74,6 +74,10 @@ def changed_on_resume(config: TrainConfig, given: Mapping[str, Any]) -> TrainCon
     if fixed := sorted(set(given) - set(MAY_CHANGE)):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise UserError(f"{flags} cannot change when a run goes on; dba3c resume --help lists what can")
+    envs, lanes = config.environment.envs_per_worker, given.get("lanes", config.environment.lanes)
+    if type(lanes) is int and lanes > 0 and envs % lanes:  # the environments are the run's
+        can = ", ".join(str(number) for number in range(1, envs + 1) if envs % number == 0)
+        raise UserError(f"the run's {envs} environments cannot be shared evenly by {lanes} lanes: {can} can")
     changed = replace_options(config, **given)
     refuse_unread(changed, given)
     return changed

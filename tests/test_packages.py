@@ -32,8 +32,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the source distribution, which is built from a copy of what is committed."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in ("dba3c", "launch", "param_servers", "pyproject.toml", "README.md", "LICENSE"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+        if (ROOT / name).is_dir():  # without bytecode, which other tests write meanwhile
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
     backend = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
     sdist = run(sys.executable, "-c", backend, built, cwd=source).splitlines()[-1]
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation")

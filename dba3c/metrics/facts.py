@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,17 @@ class RunFacts:
 def stop_score(config: Mapping[str, Any]) -> float | None:
     """The mean score that a configuration asks for, None where it asks for none."""
     return _number((config.get("run") or {}).get("stop_score"))
+
+
+def reached_line(mean: float, games: int, goal: float) -> str:
+    """Why the stop rule ended a run, as `goal_reached` reads it."""
+    return f"mean score {mean:.10g} of the last {games} games reached {goal:g}"
+
+
+def goal_reached(reason: str) -> float | None:
+    """The goal of a `reached_line`; None of any other reason."""
+    said = re.fullmatch(r"mean score \S+ of the last \d+ games reached (\S+)", reason)
+    return None if said is None else float(said[1])
 
 
 def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from dba3c.config import RunConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
-from dba3c.metrics.facts import RunFacts
+from dba3c.metrics.facts import RunFacts, reached_line
 from dba3c.metrics.reader import RunReader
 from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, give
 from dba3c.metrics.summary import RunSummary
@@ -113,7 +113,7 @@ class Monitor:
     def _limit_reached(self) -> str | None:
         limits, mean, used_hours = self._limits, self.summary.life_mean, self.summary.cpu_hours
         if limits.stop_score is not None and mean is not None and mean >= limits.stop_score:
-            return f"mean score {mean:.10g} of the last {limits.stop_games} games reached {limits.stop_score:g}"
+            return reached_line(mean, limits.stop_games, limits.stop_score)
         if limits.max_core_hours is not None and used_hours >= limits.max_core_hours:
             return f"{used_hours:.2f} core-hours were used, {limits.max_core_hours:g} were allowed"
         return None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
-from dba3c.metrics.facts import stop_score
+from dba3c.metrics.facts import goal_reached, stop_score
 from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import is_there, resolved, write_atomically
 from dba3c.runs.folder import RunFolder
@@ -52,6 +52,8 @@ class Curve:
         """The row at which the mean over the games that the stop rule asks for first was the goal; None: it never was.
 
         That mean is of the last games that were played in training, or of all games of an evaluation, to their ends.
+        The stop rule takes games as it hears of them, the curve by the time at which they ended: where the rule saw the
+        goal that ended the run, and no row has it, it is the last one of the training.
         """
         reached = self.recorded("score/best_mean") >= goal
         means, games, unfinished = (self.recorded(f"evaluation/{name}") for name in ("mean", "games", "unfinished"))
@@ -60,7 +62,18 @@ class Curve:
             whole = games >= enough if not unfinished.size else (games >= enough) & ~(unfinished > 0)
             reached = (means >= goal) & whole | (reached if reached.size else False)
         rows = np.flatnonzero(reached)
-        return int(rows[0]) if rows.size else None
+        if rows.size:
+            return int(rows[0])
+        counts = self.recorded("progress/data_points")
+        return int(np.nanargmax(counts)) if np.isfinite(counts).any() and self._ended_at(goal) else None
+
+    def _ended_at(self, goal: float) -> bool:
+        """Whether the stop rule ended the last life because the mean score was the goal."""
+        ended = (self.meta.get("lives") or [{}])[-1].get("ended")
+        if not isinstance(ended, dict) or ended.get("outcome") != "finished":
+            return False
+        reached = goal_reached(str(ended.get("reason")))
+        return reached is not None and reached >= float(f"{goal:g}")  # as the reason has it
 
     def recorded(self, chart: str) -> NDArray[np.float64]:
         """The values [N] of one chart; [0] where it was never recorded."""

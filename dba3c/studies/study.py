@@ -268,7 +268,7 @@ def architectures(shape: Shape) -> list[Point]:
     each worker's gradient is an update) the same number of samples in an update.
     """
     n, k = shape.workers, shape.servers
-    each = max(4, _ENVIRONMENTS // n)
+    each = max(4, _ENVIRONMENTS // n // 2 * 2)  # an actor halves them
     workers, servers = f"--workers {n} ", f"--servers {k} "
     of_workers = f"--envs-per-worker {each} --rollout-length {_UNROLL}"
     central = f"--mode central --envs-per-actor {each} --unroll-length {_UNROLL} --batch-unrolls {n * each}"

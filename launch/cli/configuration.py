@@ -197,8 +197,8 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
     Raises:
         UserError: what was given contradicts the number of ranks; the message is the arithmetic.
     """
-    counts = {name: said.given[name] for name in COUNTS if said.given.get(name) is not None}
-    config = said.config(place.world_size, without=COUNTS, cores_per_worker=cores)
+    counts = _counted(said, *COUNTS)
+    config = said.config(place.world_size, without=(*COUNTS, "min_workers"), cores_per_worker=cores)
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.has_servers else 0
     players = place.world_size - run.evaluators - run.recorders
@@ -216,9 +216,7 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         )
     if config.central.mode == "central":
         topology = _central_topology(config, place, counts, servers)
-        given: dict[str, Any] = {
-            name: counts[name] for name in ("num_gradients", "num_backup_workers") if name in counts
-        }
+        given = _counted(said, "num_gradients", "num_backup_workers", "min_workers")
         if config.environment.family == "atari" and not topology.colocated_actors:
             # an actor steps with a thread per core, and has at least one game for each in both of its groups
             threads = said.given.get("env_threads", cores)
@@ -250,6 +248,11 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
     return of_topology(config, topology, said), topology
 
 
+def _counted(said: TrainWords, *names: str) -> dict[str, Any]:
+    """What was given of these options."""
+    return {name: said.given[name] for name in names if said.given.get(name) is not None}
+
+
 def of_topology(config: TrainConfig, topology: Topology, said: TrainWords) -> TrainConfig:
     """The configuration with so many workers and gradients, which share its environments: see `shared_anew`."""
     shaped = replace_options(
@@ -257,6 +260,7 @@ def of_topology(config: TrainConfig, topology: Topology, said: TrainWords) -> Tr
         num_workers=topology.workers,
         num_gradients=topology.gradients,
         num_backup_workers=topology.backup_workers,
+        **_counted(said, "min_workers"),
         **shared_anew(config, topology.workers, topology.gradients, said),
     )
     return said.with_its_rate(shaped)

@@ -16,6 +16,7 @@ the run goes on and says nothing. After an error of the supervisor itself the ru
 """
 
 import errno
+import math
 import os
 import queue
 import signal
@@ -201,9 +202,9 @@ class Supervisor:
             raise UserError(self._not_started) from error
 
     def _handle_next(self) -> None:
-        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
-        try:
-            kind, name, number = self._happened.get(timeout=None if left_s is None else min(NAP_S, left_s))
+        left_s = math.inf if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
+        try:  # never without an end: a signal just before the wait interrupts nothing, and is seen after it
+            kind, name, number = self._happened.get(timeout=min(NAP_S, left_s))
         except queue.Empty:
             if left_s == 0.0:
                 self._too_slow()
@@ -234,10 +235,7 @@ class Supervisor:
             self._tell("left", f"{gone.cause}; its place, or the run's folder, is another's")
             return
         if self._phase >= TERMINATING:
-            saved = not spec.saves_last
-            with suppress(OSError):  # the folder is away: nobody can say that it has
-                saved = saved or RunFolder(self.run_dir).has_left(spec.role, spec.rank)
-            if not saved:
+            if self._was_to_save(spec):
                 self._unsaved = f"{spec.name} was terminated before it had written the last checkpoint"
             return
         # What this process's first life, or another machine, could do was no bad input: who is refused has met a fault.
@@ -245,11 +243,12 @@ class Supervisor:
         lost = f"{spec.name}: {describe_exit(code)}" + (f" ({gone.cause})" if code > 0 else "")
         if code == USER_ERROR_EXIT and not final:
             gone.code = code = RUN_BROKEN_EXIT  # a fault of this machine: no bad input of the run
-        may_again = self._phase == RUNNING and not final and not self._would_lose_steps(spec)
+        loses_steps = self._phase == RUNNING and self._would_lose_steps(spec)
+        may_again = self._phase == RUNNING and not final and not loses_steps
         again = may_again and self._restarts[spec.name].take()
         if again and self._starts_again(spec, gone.incarnation + 1):
             self._tell("restarted", f"{lost}; starting it again ({self._restarts[spec.name]})")
-        elif self._phase == RUNNING and not self._may_go_on_without(spec, refused=final):
+        elif self._phase == RUNNING and (loses_steps or not self._may_go_on_without(spec, refused=final)):
             self._fail(gone, refused=final and code == USER_ERROR_EXIT)
         elif self._phase == RUNNING:
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
@@ -258,7 +257,8 @@ class Supervisor:
             self._note_that_it_has_left(spec)
         else:
             said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
-            if (said_so or (spec.essential and (spec.saves_last or not self._ended_well))) and not self._failure:
+            needed = self._was_to_save(spec) or (spec.essential and not self._ended_well)
+            if (said_so or needed) and not self._failure:
                 self._failure = self._noted(gone)
             elif spec.decides:
                 self._lost = self._noted(gone)  # unless another one ends well
@@ -270,13 +270,20 @@ class Supervisor:
 
         Not where it had left, with the last one written.
         """
-        if not spec.keeps_the_run or spec.saves_alone:
+        if not spec.keeps_the_run:
             return False
         run = RunFolder(self.run_dir)
         try:
             return run.stop_reason() is not None and not run.has_left(spec.role, spec.rank)
         except OSError as error:
             self.say(f"whether the run was asked to end cannot be read ({error}): {spec.name} is not started again")
+            return True
+
+    def _was_to_save(self, spec: RoleProcess) -> bool:
+        """Whether the last checkpoint was this process's to write, and it has not said that it has left."""
+        try:
+            return spec.saves_last and not RunFolder(self.run_dir).has_left(spec.role, spec.rank)
+        except OSError:  # the folder is away: nobody can say that it has
             return True
 
     def _note_that_it_has_left(self, spec: RoleProcess) -> None:

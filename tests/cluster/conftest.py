@@ -58,6 +58,10 @@ class Job:
     def commits(self) -> list[dict]:
         return [record for record in self.records("audit/commits.jsonl") if record["kind"] == "commit"]
 
+    def newest_step(self) -> int:
+        """-1 before the first commit."""
+        return max((commit["step"] for commit in self.commits()), default=-1)
+
     def members(self) -> list[list[int]]:
         """[worker, incarnation, …] of the newest commit's members."""
         commits = self.commits()
@@ -183,7 +187,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     yield from lab(tmp_path_factory.mktemp("lab"), NODES)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def slow_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """8 nodes, each in a network namespace of its own behind 100 Mbit/s."""
     with Namespaces(NAMESPACES + 1, rate_mbit=100):

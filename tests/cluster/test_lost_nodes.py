@@ -54,7 +54,7 @@ def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_with_its_server_wh
     small_cluster.run("scancel", job.number)
     job.wait_for_end()
     assert job.lives()[0]["ended"]["outcome"] == "stopped", job.output
-    assert small_cluster.run("squeue", "-h") == ""  # the replacements ended with the run
+    job.wait_until(lambda: small_cluster.run("squeue", "-h") == "", "the replacements to end with the run")
 
 
 def test_a_replacement_that_is_cancelled_alone_is_replaced_and_does_not_end_the_run(

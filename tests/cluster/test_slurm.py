@@ -69,9 +69,9 @@ def test_the_time_limit_s_warning_checkpoints_requeues_and_the_next_life_goes_on
     limit = ("--nodes=6", "--time=8", "--signal=B:USR1@360")
     job = cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=f"{ENDLESS} --servers 2 --backup-workers 1")
     job.wait_until(lambda: "requeueing" in job.output, "the requeue before the limit")
-    first_life = job.commits()[-1]["step"]
+    first_life = job.newest_step()
     job.wait_for_life(2)
-    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
+    job.wait_until(lambda: job.newest_step() > first_life + 2, "steps of the second life")
     cluster.run("scancel", job.number)
     job.wait_for_end()
     first, second = job.lives()[:2]
@@ -87,11 +87,11 @@ def test_a_job_that_slurm_preempts_checkpoints_and_goes_on_in_its_next_life(clus
     job.wait_for_commits(10)
     urgent = cluster.run("sbatch", "--partition=urgent", f"--nodes={NODES}", "--output=/dev/null", "--wrap=true")
     job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint, for which Slurm gives a while")
-    first_life = job.commits()[-1]["step"]
+    first_life = job.newest_step()
     job.wait_for_life(2)
     assert f"preempted JobId={job.number} has been requeued" in cluster.controller_log()
     assert "JobState=COMPLETED" in cluster.run("scontrol", "show", "job", urgent.split()[-1])
-    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
+    job.wait_until(lambda: job.newest_step() > first_life + 2, "steps of the second life")
     cluster.run("scancel", job.number)
     job.wait_for_end()
     first, second = job.lives()[:2]
@@ -115,9 +115,9 @@ def test_a_job_that_ends_within_the_grace_of_its_preemption_goes_on_all_the_same
     job.wait_until(
         lambda: "requeueing" in job.output, "the end of the first life, which Slurm would take for the job's"
     )
-    first_life = job.commits()[-1]["step"]
+    first_life = job.newest_step()
     job.wait_for_life(2)
-    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
+    job.wait_until(lambda: job.newest_step() > first_life + 2, "steps of the second life")
     small_cluster.run("scancel", job.number)
     assert job.wait_for_end()["JobState"] == "CANCELLED"
     assert "SIGTERM" in job.lives()[0]["ended"]["reason"]

@@ -17,8 +17,10 @@ from launch.cli.main import main
 from launch.output import say_to_stderr
 
 SAY = """
-import sys
+import os, sys
+from launch import output
 from launch.output import harmless_output
+output.PATIENCE_S = float(os.environ.get("PATIENCE_S", output.PATIENCE_S))
 with harmless_output():
     for _ in range(300):
         print("one line – of many" * 100, flush=True)
@@ -38,7 +40,9 @@ def say(tmp_path: Path, output: int, **environ: str) -> int:
 def test_a_fork_is_heard_too() -> None:
     program = """
 import os
+from launch import output
 from launch.output import harmless_output
+output.PATIENCE_S = 60.0
 with harmless_output():
     print("before the fork", flush=True)
     if not os.fork():
@@ -98,7 +102,7 @@ def test_a_reader_that_reads_nothing_holds_nobody_up(tmp_path: Path, reader: str
 
 def test_a_character_that_the_terminal_lacks_is_escaped_and_lines_arrive_in_their_order(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w+") as said:
-        assert say(tmp_path, said.fileno(), PYTHONIOENCODING="ascii") == 0
+        assert say(tmp_path, said.fileno(), PYTHONIOENCODING="ascii", PATIENCE_S="60") == 0
         lines = (tmp_path / "said").read_text().splitlines()
     assert len(lines) == 600
     assert lines[0].startswith(r"one line \u2013 of many") and lines[1] == "a warning"

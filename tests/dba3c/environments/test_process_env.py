@@ -22,6 +22,7 @@ from dba3c.environments.process_env import EnvironmentDied, EnvironmentHangs, Pr
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 from param_servers.timeouts import AwakeClock
+from tests.waiting import wait_until
 
 GAMES = """
     import multiprocessing, os, random, subprocess, time
@@ -298,6 +299,7 @@ def test_one_that_is_stopped_in_the_middle_of_its_answer_is_named_and_not_waited
     env.send_step(5)
     assert env._pipe.poll(60)
     process.suspend()  # a socket holds about half of its answer
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "it to be stopped")
     with pytest.raises(EnvironmentHangs, match="nothing more of its answer within 2.5 s"):
         env.step(5)
     env.close()

@@ -16,7 +16,7 @@ from dba3c.metrics.monitor import export
 from tests.dba3c.metrics.test_clients import check_mlflow
 from tests.ports import free_port
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 240.0
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def serving(command, url, log):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("mlflow", "flask", "flask_cors", "huey", "aiohttp", "sqlalchemy"))),
     reason='the server of MLflow is not installed: pip install "dba3c[mlflow-server]"',

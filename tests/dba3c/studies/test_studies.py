@@ -10,6 +10,7 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.metrics.charts import Point as ChartPoint
+from dba3c.metrics.facts import reached_line
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, _rows
@@ -78,6 +79,11 @@ def test_an_option_that_a_study_does_not_look_at_is_refused(name, shape, option)
 @pytest.mark.parametrize("values", [(3,), (1, 2, 4, 8, 16, 32, 64)])
 def test_values_are_what_these_studies_vary(name, values):
     assert len(build(name, Shape(values=values, env="CartPole-v1")).points) == len(values)
+
+
+@pytest.mark.parametrize("workers", range(1, 13))
+def test_architectures_can_be_compared_with_any_number_of_workers(workers):
+    assert build("architectures", Shape(workers=workers)).points
 
 
 def test_an_unknown_study_names_those_that_are_close():
@@ -203,6 +209,21 @@ def test_a_score_that_only_an_evaluation_reached_was_reached_if_all_its_games_en
     assert alone({**columns, "evaluation/games": np.array([np.nan, 9.0, 49.0])}, run=limits) == (3.0, False)
     assert alone({**columns, "evaluation/unfinished": np.array([np.nan, 1.0, 0.0])}, run=limits) == (3.0, True)
     assert alone(columns) is None
+
+
+def test_a_goal_that_ended_the_run_was_reached_when_training_ended_also_where_the_curve_stays_just_below_it():
+    """The rule takes games as it hears of them, the curve by the time at which they ended."""
+    columns = {
+        "progress/hours": np.array([1.0, 2.0, 3.0, 4.0]),
+        "progress/data_points": np.array([10.0, 20.0, 30.0, 30.0]),
+        "score/best_mean": np.array([np.nan, 298.0, 299.9, 299.9]),
+    }
+    ended = {"outcome": "finished", "reason": reached_line(300.2, 50, 300.0)}
+    curve = Curve("run", columns, {}, {"lives": [{}, {"ended": ended}]})
+    assert (curve.reached(300.0), curve.reached(299.0), curve.reached(301.0)) == (2, 2, None)
+    for other in ({**ended, "outcome": "failed"}, {**ended, "reason": "10,000 frames"}):
+        assert Curve("run", columns, {}, {"lives": [{"ended": other}]}).reached(300.0) is None
+    assert Curve("run", columns, {}, {"lives": [{"ended": ended}, {}]}).reached(300.0) is None
 
 
 def alone(columns, **config):

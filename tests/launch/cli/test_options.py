@@ -286,6 +286,10 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
         changed_on_resume(TrainConfig(), parse_resume(["RUN", "--lr", "1", "--workers", "3"])[1])
     with pytest.raises(UserError, match="PATH is missing"):
         parse_resume(["--total-frames", "3"])
+    of_32 = replace_options(TrainConfig(), envs_per_worker=32)
+    with pytest.raises(UserError, match="the run's 32 environments .* by 12 lanes: 1, 2, 4, 8, 16, 32 can$"):
+        changed_on_resume(of_32, parse_resume(["RUN", "--lanes", "12"])[1])
+    assert changed_on_resume(of_32, parse_resume(["RUN", "--lanes", "16"])[1]).environment.lanes == 16
     assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
     documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Resume and change")[1]
     assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))

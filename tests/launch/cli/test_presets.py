@@ -281,3 +281,20 @@ def test_who_speaks_of_several_workers_or_of_servers_has_them(
 def test_backup_workers_that_were_asked_for_do_not_give_way() -> None:
     with pytest.raises(UserError, match="4 of 64 would be backup workers: choose exchange majority"):
         parse_train(["breakout", "--exchange", "allreduce", "--backup-workers", "4"]).config(64)
+
+
+@pytest.mark.parametrize(
+    ("words", "gradients"),
+    [
+        ("breakout_cluster --servers 4 --backup-workers 0 --min-workers 60", 60),
+        ("breakout_cluster --servers 4 --num-gradients 59 --min-workers 59", 59),
+        ("breakout --mode central --learners 2 --exchange servers --servers 1 --backup-workers 0 --min-workers 2", 2),
+    ],
+)
+def test_the_least_workers_of_ranks_are_held_against_the_gradients_that_were_asked_for(words, gradients):
+    place = LaunchPlace(launcher="slurm", world_size=64)
+    config, _ = fit_config(parse_train(words.split()), place, cores=12)
+    assert config.exchange.min_workers == config.exchange.gradients_per_step == gradients
+    more = words.replace(f"--min-workers {gradients}", f"--min-workers {gradients + 1}")
+    with pytest.raises(UserError, match=f"min_workers is {gradients + 1}, .* num_gradients is {gradients}"):
+        fit_config(parse_train(more.split()), place, cores=12)

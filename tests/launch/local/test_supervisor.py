@@ -15,7 +15,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.ending import failures, outcome
 from dba3c.runs.folder import RunFolder
-from launch.local.supervisor import Supervisor
+from launch.local.supervisor import ENDING, Supervisor
 from launch.running import role_processes
 from launch.slurm.job import report
 from param_servers.config import ExchangeConfig
@@ -319,13 +319,46 @@ def test_a_server_that_had_written_the_last_checkpoint_is_started_again_as_befor
     assert any("starting it again (1 of 1" in line for line in lab.said)
 
 
-def test_an_all_reduce_that_loses_its_last_checkpoint_when_the_other_ranks_have_ended_has_failed(lab: Lab) -> None:
-    kinds = enumerate(("breaks-at-the-end", "ends"))
-    lab.start(*(lab.process("worker", rank, what, saves_alone=True, essential=True) for rank, what in kinds))
-    wait_until(lambda: "worker 1" not in lab.supervisor.pids(), "the other rank's end")
+@pytest.mark.parametrize("all_needed", [True, False])  # an all-reduce, and one of a majority
+def test_an_all_reduce_that_loses_its_last_checkpoint_when_the_other_ranks_have_ended_has_failed(
+    lab: Lab, all_needed: bool
+) -> None:
+    again = 0 if all_needed else 2
+    lab.start(
+        *(
+            lab.process("worker", rank, what, saves_alone=True, essential=all_needed, max_restarts=again)
+            for rank, what in enumerate(("breaks-at-the-end", "ends"))
+        )
+    )
+    lab.pid("worker-0")
+    wait_until(lambda: lab.supervisor._phase == ENDING, "the other rank's end")
     lab.request_stop("enough")
     assert lab.finish() == 1
     assert lab.supervisor.cause.startswith("worker 0: ")
+
+
+def test_a_rank_0_that_is_killed_after_it_has_left_has_lost_nothing(lab: Lab) -> None:
+    kinds = enumerate(("breaks-at-the-end", "ends"))
+    lab.start(*(lab.process("worker", rank, what, saves_alone=True, essential=False) for rank, what in kinds))
+    lab.pid("worker-0")
+    wait_until(lambda: lab.supervisor._phase == ENDING, "the other rank's end")
+    run = RunFolder(lab.run_dir)
+    run.rendezvous.mkdir(parents=True, exist_ok=True)
+    run.note_left("worker", 0)
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+
+
+def test_rank_0_of_a_majority_that_dies_once_the_run_was_asked_to_end_is_not_started_again(lab: Lab) -> None:
+    """It would find the request, and end well with the checkpoint before the last steps. The other rank ends well."""
+    lab.start(
+        *(lab.process("worker", rank, "obedient", saves_alone=True, essential=False, max_restarts=2) for rank in (0, 1))
+    )
+    pid = lab.pid("worker-0")
+    lab.request_stop("enough")
+    os.kill(pid, signal.SIGKILL)
+    assert lab.finish() == 128 + signal.SIGKILL
+    assert not any("starting it again" in line for line in lab.said)
 
 
 def test_who_still_writes_the_last_checkpoint_when_the_others_have_ended_is_given_the_time(tmp_path: Path) -> None:

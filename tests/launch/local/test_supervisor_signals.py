@@ -49,7 +49,7 @@ def test_ctrl_c_leaves_who_writes_the_last_checkpoint_its_time_when_the_other_ra
     )
     lab.start(*ranks, terminate_timeout_s=0.1)
     lab.pid("worker-0")
-    wait_until(lambda: "worker 1" not in lab.supervisor.pids(), "the other rank's end")
+    wait_until(lambda: lab.supervisor._phase == supervisor.ENDING, "the other rank's end")
     lab.signal(signal.SIGINT)
     assert lab.finish() == 0 and (lab.run_dir / "worker-0.saved").exists()
 
@@ -60,7 +60,7 @@ def test_a_run_whose_last_checkpoint_was_not_given_its_time_has_not_ended_well(l
     ]
     lab.start(*ranks, terminate_timeout_s=0.1)
     lab.pid("worker-0")
-    wait_until(lambda: "worker 1" not in lab.supervisor.pids(), "the other rank's end")
+    wait_until(lambda: lab.supervisor._phase == supervisor.ENDING, "the other rank's end")
     lab.signal(signal.SIGINT)
     lab.signal(signal.SIGINT)
     assert lab.finish() == 128 + signal.SIGINT
@@ -179,7 +179,7 @@ def test_who_keeps_what_is_left_of_a_run_that_failed_elsewhere_is_given_the_time
     age_s = 0.0 if is_young else 600.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + age_s))
     lab.supervisor.run_has_ended(well=False)
-    wait_until(lambda: lab.supervisor._phase == supervisor.ENDING, "the run's end to be heard of")
+    wait_until(lambda: lab.supervisor._phase != supervisor.RUNNING, "the run's end to be heard of")
     if saves_alone and not is_young:
         reads, now_s = [], lab.supervisor._now_s
         later_s = 5 * lab.supervisor.refused_timeout_s

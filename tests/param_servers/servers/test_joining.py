@@ -124,6 +124,7 @@ def test_a_server_says_where_it_listens_again_when_server_0_has_come_back_with_a
         end.set()
         running.join(60)
         again_running.join(60)
+    assert not running.is_alive() and not again_running.is_alive()
 
 
 def test_a_server_listens_on_the_interface_that_was_chosen_and_announces_it() -> None:
@@ -364,7 +365,7 @@ def test_of_two_processes_that_are_the_same_server_the_first_ends_and_says_why()
 def test_a_worker_leaves_a_server_that_hangs_for_the_one_that_has_its_place() -> None:
     """The host of the first is alive: its kernel acknowledges whatever comes, and its links hold."""
     wakes, said = threading.Event(), list[str]()
-    with Serving(plan=PLAN_OF_TWO, step_timeout_s=2) as run:
+    with Serving(plan=PLAN_OF_TWO, step_timeout_s=5) as run:
         worker = run.worker()
         assert run.trains(worker)
         run.servers[1].look_at_the_clock = wakes.wait  # type: ignore[method-assign, assignment]
