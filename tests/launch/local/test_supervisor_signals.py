@@ -136,7 +136,7 @@ def test_who_still_writes_when_the_processes_were_stopped_for_long_is_given_its_
     first, second, _ = (lab.pid(f"server-{rank}") for rank in range(3))
     os.kill(first, signal.SIGTERM)
     wait_until(lambda: lab.supervisor._phase == supervisor.ENDING, "the first one's end")
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600))
+    monkeypatch.setattr(lab.supervisor._now_s.__self__, "_clock", lambda: time.monotonic() + 600)
     os.kill(second, signal.SIGTERM)
     wait_until(lambda: "server 1" not in lab.supervisor.pids(), "the second one's end")
     lab.request_stop("enough")
