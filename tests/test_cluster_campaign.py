@@ -81,12 +81,19 @@ def test_a_prediction_is_written_with_its_error_and_comes_from_the_same_compute_
     assert row["predicted_ms"] == pytest.approx(1e3 * times_s.max(axis=1)[2:20].mean() + wire_ms, rel=0.05)
 
 
-def test_a_row_on_a_busy_machine_is_kept_apart_and_tried_again_more_slowly(campaign: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "load", [{"own_share": 0.7}, {"server_cores": 0.6}, {"worker_cores": 0.6}], ids=["all", "a server", "a worker"]
+)
+def test_a_row_on_a_busy_machine_is_kept_apart_and_tried_again_more_slowly(
+    campaign: Any, monkeypatch: Any, load: dict[str, float]
+) -> None:
     asked: list[tuple[int, int]] = []
 
     def busy(scene: Scene, times_s: Any, dilation: int, *given: Any) -> dict[str, Any]:
         asked.append((scene.workers, dilation))
-        return row_of(times_s, refused=True, own_share=0.7, dilation=dilation)
+        cores = {name: share * (dilation if name.endswith("cores") else 1) for name, share in load.items()}
+        row = row_of(times_s, **cores, dilation=dilation)
+        return {**row, "refused": lab.too_busy(row)}
 
     monkeypatch.setattr(campaign.lab, "measure", busy)
     campaign.campaign(float("inf"), 5.0, [""])

@@ -3,8 +3,8 @@
 The rows of plan.py that rows.jsonl lacks, in the plan's order. It may be interrupted, or run in pieces (`--for-s 270`);
 `--list` says what is missing and how long it takes. What the simulator predicts for a row is computed from the
 calibration (N ≤ 4, no compute) before the row is measured, and written with it. A row whose processes took more than
-60 % of the machine goes to refused.jsonl, and is tried slower; one beside which other work took more than 20 %, too,
-and is tried again. A row that is measured again counts instead of the one before.
+60 % of the machine, or one of them half a core, goes to refused.jsonl, and is tried slower; one beside which other work
+took more than 20 %, too, and is tried again. A row that is measured again counts instead of the one before.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def serves_here(row: dict[str, Any]) -> bool:
 
 def least_dilation(refused: list[dict[str, Any]], key: str) -> int:
     """Twice the D at which this row kept the machine too busy; 0: none did."""
-    tried = (row for row in refused if row["key"] == key and row["own_share"] > lab.MOST_BUSY)
+    tried = (row for row in refused if row["key"] == key and lab.too_busy(row))
     return max((int(2 * row["dilation"]) for row in tried), default=0)
 
 

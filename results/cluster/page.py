@@ -260,9 +260,10 @@ ahead of who waits for all depends on that tail (with the 300 rollouts of 2026-1
 network would, without the largest, be ahead of a majority at 10 Gbit/s). The times of `shared_times.csv` (time \
 to 300) have no such outlier.
 
-†: the row took more than 60 % of this machine, on average, or other work more than {others} of it, in every try; \
-the least busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired \
-([below](#does-d-matter)), or beside more other work than is allowed now; not yet again."""
+†: the row took more than 60 % of this machine, on average, or one of its processes half a core, or other work more \
+than {others} of the machine, in every try; the least busy try is shown, and is not counted. ‡: measured before the \
+switch's queues were repaired ([below](#does-d-matter)), or beside more other work than is allowed now; not yet \
+again."""
 
 _COLUMNS = """\
 These are the ends of the figures' lines; all rows are in `rows.jsonl` (`part` *workers*, and *backup* of the next \

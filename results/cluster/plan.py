@@ -16,7 +16,7 @@ from other_systems import PEERS
 from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
 from dba3c.studies.page import rows_of
-from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES, Scene, node_times_s
+from param_servers.benchmarks.cluster import CORES, QUEUE_BYTES, Scene, node_times_s, too_busy
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.hosts import Fault, FaultKind
 
@@ -152,7 +152,7 @@ def is_calibration(row: dict[str, Any]) -> bool:
 def is_fresh(row: dict[str, Any]) -> bool:
     """Whether it was measured with the network that the lab has now, and beside little else; another one is shown
     until it is measured again."""
-    quiet = others_share(row) <= MOST_OTHERS or row["own_share"] > MOST_BUSY
+    quiet = others_share(row) <= MOST_OTHERS or too_busy(row)
     return row.get("queue_bytes") == QUEUE_BYTES and quiet
 
 
