@@ -195,7 +195,8 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
     same_torchrun = place.launcher == TORCHRUN and life.get("started_by") == parent_process()
     if (place.restart_count and is_named) or same_torchrun:
         ended = life.get("ended", {})  # not of an earlier launch, which has ended as somebody wanted
-        return ended.get("outcome") != "finished" and ended.get("reason") not in (STOP_COMMAND, "SIGINT")
+        asked = {ended.get("reason"), RunFolder(run_dir).stop_reason()}  # whatever failed then
+        return ended.get("outcome") != "finished" and not asked & {STOP_COMMAND, "SIGINT"}
     is_ours = bool(place.launch_id) and life.get("launch_id") == place.launch_id
     ours = is_named if place.launcher == TORCHRUN else is_ours
     return ours and not place.restart_count and "ended" not in life

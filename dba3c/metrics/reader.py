@@ -39,8 +39,6 @@ class RunReader:
         self.unreadable: dict[str, str] = {}  # file name -> why
         self.unfinished: set[str] = set()  # files that end within a line: being written, or torn
         self._offsets: dict[Path, int] = {}
-        self._clocks: dict[Path, tuple[float, float]] = {}
-        """Of each file: the newest record's time, and how far its host's clock was set back since it was begun."""
 
     def poll(self, last: bool = False) -> Iterator[Record]:
         """The records that are new since the last poll, merged by `time_s`; use the iterator up.
@@ -75,7 +73,7 @@ class RunReader:
                 self._warn(complaint)
 
     def _new_records(self, path: Path) -> Iterator[Record]:
-        latest_s, set_back_s = self._clocks.get(path, (-math.inf, 0.0))
+        latest_s, set_back_s = -math.inf, 0.0
         for line in self._new_lines(path):
             record = _parsed(line)
             if record is not None:
@@ -84,7 +82,6 @@ class RunReader:
                 if record["time_s"] + set_back_s < latest_s - CLOCKS_S:
                     set_back_s = latest_s - record["time_s"]
                 latest_s = record["time_s"] = max(latest_s, record["time_s"] + set_back_s)
-                self._clocks[path] = latest_s, set_back_s
                 yield record
             elif line.strip():
                 self.bad_lines[path.name] = self.bad_lines.get(path.name, 0) + 1

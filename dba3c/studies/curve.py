@@ -64,8 +64,14 @@ class Curve:
         rows = np.flatnonzero(reached)
         if rows.size:
             return int(rows[0])
+        return self._last_trained() if self._ended_at(goal) else None
+
+    def _last_trained(self) -> int | None:
+        """The last row that has more data points than the one before: a roll-back may cost more than comes after."""
         counts = self.recorded("progress/data_points")
-        return int(np.nanargmax(counts)) if np.isfinite(counts).any() and self._ended_at(goal) else None
+        known = np.flatnonzero(np.isfinite(counts))
+        grew = np.flatnonzero(np.diff(counts[known]) > 0)
+        return int(known[grew[-1] + 1]) if grew.size else None
 
     def _ended_at(self, goal: float) -> bool:
         """Whether the stop rule ended the last life because the mean score was the goal."""

@@ -280,7 +280,8 @@ def found(scene: Scene, case: Case, measured: Measured, dilation: float, points:
 def too_busy(row: dict[str, Any]) -> bool:
     """Whether this machine's processors were measured in a row, not the cluster."""
     busiest_cores = max(row.get("server_cores") or 0.0, row.get("worker_cores") or 0.0)
-    return bool(row["own_share"] > MOST_BUSY or busiest_cores / row["dilation"] > MOST_OF_A_CORE)
+    of_a_core = busiest_cores / row["dilation"] if row["dilation"] > 1 else 0.0  # undilated, what it needs is real
+    return bool(row["own_share"] > MOST_BUSY or of_a_core > MOST_OF_A_CORE)
 
 
 def before(measured: Measured) -> Measured:

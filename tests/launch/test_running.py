@@ -83,6 +83,8 @@ def test_what_torchrun_starts_again_goes_on_with_its_run_and_not_with_one_that_e
         assert running.returns(run.path, again)
         run.end_life(outcome, reason)
     assert running.returns(run.path, again) is goes_on
+    run.request_stop(STOP_COMMAND)
+    assert not running.returns(run.path, again)  # whatever failed while it was ending
 
 
 @pytest.mark.parametrize(

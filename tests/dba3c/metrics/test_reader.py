@@ -191,13 +191,3 @@ def test_after_a_clock_was_set_back_records_keep_their_distances(tmp_path):
     reader, metrics = empty_run(tmp_path)
     (metrics / "worker-0.jsonl").write_bytes(b"".join(map(line, (100.0, 101.0, 102.0, 42.0, 43.0, 40.5, 44.0))))
     assert times(reader) == [100.0, 101.0, 102.0, 102.0, 103.0, 103.0, 104.0]
-
-
-def test_a_clock_that_was_set_back_is_remembered_at_the_next_poll(tmp_path):
-    reader, metrics = empty_run(tmp_path)
-    found = []
-    for new in ((100.0, 102.0), (42.0, 43.0), (45.0,)):
-        with (metrics / "worker-0.jsonl").open("ab") as file:
-            file.writelines(map(line, new))
-        found += times(reader)
-    assert found == [100.0, 102.0, 102.0, 103.0, 105.0]

@@ -215,7 +215,7 @@ def test_a_goal_that_ended_the_run_was_reached_when_training_ended_also_where_th
     """The rule takes games as it hears of them, the curve by the time at which they ended."""
     columns = {
         "progress/hours": np.array([1.0, 2.0, 3.0, 4.0]),
-        "progress/data_points": np.array([10.0, 20.0, 30.0, 30.0]),
+        "progress/data_points": np.array([40.0, 20.0, 30.0, 30.0]),  # the first ones were lost with a life
         "score/best_mean": np.array([np.nan, 298.0, 299.9, 299.9]),
     }
     ended = {"outcome": "finished", "reason": reached_line(300.2, 50, 300.0)}

@@ -352,7 +352,10 @@ def test_a_rank_0_that_is_killed_after_it_has_left_has_lost_nothing(lab: Lab) ->
 def test_rank_0_of_a_majority_that_dies_once_the_run_was_asked_to_end_is_not_started_again(lab: Lab) -> None:
     """It would find the request, and end well with the checkpoint before the last steps. The other rank ends well."""
     lab.start(
-        *(lab.process("worker", rank, "obedient", saves_alone=True, essential=False, max_restarts=2) for rank in (0, 1))
+        *(
+            lab.process("worker", rank, what, saves_alone=True, essential=False, max_restarts=2)
+            for rank, what in enumerate(("stubborn", "obedient"))
+        )
     )
     pid = lab.pid("worker-0")
     lab.request_stop("enough")
