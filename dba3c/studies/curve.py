@@ -64,9 +64,10 @@ class Curve:
         rows = np.flatnonzero(reached)
         if rows.size:
             return int(rows[0])
-        return self._last_trained() if self._ended_at(goal) else None
+        return self.last_trained if self._ended_at(goal) else None
 
-    def _last_trained(self) -> int | None:
+    @property
+    def last_trained(self) -> int | None:
         """The last row that has more data points than the one before: a roll-back may cost more than comes after."""
         counts = self.recorded("progress/data_points")
         known = np.flatnonzero(np.isfinite(counts))

@@ -208,11 +208,9 @@ def mean_of(chart: str) -> Callable[[Curve], float]:
     """A run's mean of any chart, without its first tenth, and but for evaluations' until training ended."""
 
     def mean(curve: Curve) -> float:
-        values, counts = curve.recorded(chart), curve.recorded("progress/data_points")
-        if counts.size and not chart.startswith("evaluation/"):
-            known = np.flatnonzero(np.isfinite(counts))
-            grew = np.flatnonzero(np.diff(counts[known]) > 0)  # also where a roll-back's steps were not made again yet
-            values = values[: known[grew[-1] + 1] + 1] if grew.size else values
+        values, last = curve.recorded(chart), curve.last_trained
+        if last is not None and not chart.startswith("evaluation/"):
+            values = values[: last + 1]
         return _mean(values[len(values) // 10 :])
 
     return mean

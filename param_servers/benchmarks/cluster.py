@@ -34,7 +34,7 @@ MOST_BUSY = 0.6
 """Of the processors: of a whole row, and, as expected, while gradients are exchanged."""
 MOST_OF_A_CORE = 0.5
 """Of a row's busiest process. A server that 64 workers send 2.7 MB took 0.64 of a core at D = 5 and had 0.71 of its
-link; at D = 20, 0.34 and 0.86: the core was measured, not the wire, though all in all the machine was half idle."""
+link; at D = 20, 0.33 and 0.86: the core was measured, not the wire, though all in all the machine was half idle."""
 CPU_S_PER_GB, CPU_S_PER_GB_OF_SUMS = 9.0, 5.5
 """Of both ends, the switch between them and what is done with the bytes: the dearest that was seen here."""
 CPU_S_PER_PROCESS = 0.0015
@@ -48,7 +48,7 @@ SLOWEST_MBIT, FASTEST_MBIT = 1.0, 1000.0
 """Below, one TCP segment takes longer than its connection's timers; above, two namespaces on one machine are slower."""
 FASTEST_CHOSEN_MBIT = 250.0
 """Of a D that is chosen. What reaches one host is one core's work in the kernel, too: a server that 64 workers send
-6.7 MB had 0.68 of a link of 500 Mbit/s and 0.84 of one of 250."""
+6.7 MB had 0.68 of a link of 500 Mbit/s and 0.90 of one of 250."""
 
 
 class Scene(NamedTuple):
