@@ -66,6 +66,8 @@ class SimulatedRun:
         self.lines: list[dict[str, Any]] = []
         self.reference = Shard(self.initial, self.optimizer)
         self.versions: dict[tuple[int, int], Tensor] = {}
+        self.version_shards: dict[tuple[int, int], list[Tensor]] = {}
+        """Views of `versions`, one for each server: compared at every event."""
         self.data_points: dict[tuple[int, int], int] = {}
         self.ever_committed: set[tuple[int, int, int]] = set()
         self.ended: tuple[str, bool] | None = None
@@ -122,7 +124,9 @@ class SimulatedRun:
     def _remember(self, term: int, step: int, data_points: int) -> None:
         if (term, step) in self.versions:
             raise Broken(f"version {(term, step)} comes into being twice")
-        self.versions[term, step] = self.reference.parameters.clone()
+        self.versions[term, step] = parameters = self.reference.parameters.clone()
+        shards = range(self.exchange.num_servers)
+        self.version_shards[term, step] = [parameters[self.plan.slice_of(shard)] for shard in shards]
         self.data_points[term, step] = data_points
 
     # -- invariants ----------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class Simulation(SimulatedRun):
         self.lives: dict[Peer, int] = {}
         self.servers: dict[int, SimServer] = {}
         self.workers: list[SimWorker] = []
+        self.newest_lives: dict[int, SimWorker] = {}
+        """Of each worker."""
         self.disturbed_s = -CALM_S
         """When anything was last wrong: a fault, a leap of the clock, a process that a fault has taken away."""
         self.lost: int | None = None
@@ -52,14 +54,14 @@ class Simulation(SimulatedRun):
         life = SimWorker(self, worker, self._next_life(Peer(Role.WORKER, worker)))
         self.log(f"worker {worker}.{life.incarnation} starts")
         self.workers.append(life)
+        self.newest_lives[worker] = life
 
     def check(self) -> None:
         """All live shards hold exactly what one process computes from the log."""
         for server in self.servers.values():
             node = server.core.node
             if server.hub.alive and node.term:
-                expected = self.versions[node.term, node.step][self.plan.slice_of(server.shard)]
-                if not torch.equal(node.shard.published(), expected):
+                if not torch.equal(node.shard.published(), self.version_shards[node.term, node.step][server.shard]):
                     raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
         chief = self.servers[0].core.chief
         if chief is not None and not self.asynchronous:
@@ -100,13 +102,13 @@ class Simulation(SimulatedRun):
         self.check()
 
     def _somebody_is_missing(self) -> bool:
-        dead_servers = any(not server.hub.alive for server in self.servers.values())
+        if not all(server.hub.alive for server in self.servers.values()):
+            return True
         borne = self.lost if self.exchange.min_workers == 1 and self.exchange.num_workers > 1 else None
-        lives = [life for life in self._newest_lives() if life.worker != borne]
-        return dead_servers or any(life.hub.frozen or life.why_dead == "killed" for life in lives)
-
-    def _newest_lives(self) -> list[SimWorker]:
-        return list({life.worker: life for life in self.workers}.values())
+        for worker, life in self.newest_lives.items():
+            if worker != borne and (life.hub.frozen or life.why_dead == "killed"):
+                return True
+        return False
 
     def _fault(self) -> None:
         rng, network = self.rng, self.network
