@@ -60,9 +60,10 @@ class Simulation(SimulatedRun):
         """All live shards hold exactly what one process computes from the log."""
         for server in self.servers.values():
             node = server.core.node
-            if server.hub.alive and node.term:
-                if not torch.equal(node.shard.published(), self.version_shards[node.term, node.step][server.shard]):
-                    raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
+            if not server.hub.alive or not node.term:
+                continue
+            if not torch.equal(node.shard.published(), self.version_shards[node.term, node.step][server.shard]):
+                raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
         chief = self.servers[0].core.chief
         if chief is not None and not self.asynchronous:
             for key, push in chief.coordinator.steps.pushes.items():
