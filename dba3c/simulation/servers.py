@@ -11,7 +11,8 @@ worker's own link is shared by its k flows. That keeps a step of 4,096 workers a
    unfair links let the g-th gradient be there long before the last, and some workers go ahead of the others;
    without: it has streamed the version out while the gradients came in, and only the seal is missing (cut-through).
 
-Left out: on hosts with a colocated server, late pushes and pulls that share a direction of the link.
+On the host of a colocated server a push that came too late and the server's parameters share the link out; everybody
+waits for that server's slice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,13 +173,22 @@ class ServerSimulation:
                 self._later(arrives_s, self._take, each, self.version)
         else:
             made_s = now_s + self._update_s(self._slice_bytes)
-            self._send(made_s, [each for each in everybody if self._ahead[each] < GIVEN_AHEAD])
+            late_bytes = self._late_bytes(now_s)
+            self._send(made_s, [each for each in everybody if self._ahead[each] < GIVEN_AHEAD], late_bytes)
         self._arrived, self._first_chunk_s = 0, 0.0
 
     def _asked(self, now_s: float, worker: int, _: int) -> None:
         self._send(now_s, [worker])
 
-    def _send(self, now_s: float, workers: Sequence[int]) -> None:
+    def _late_bytes(self, now_s: float) -> float:
+        """By which each flow out of a colocated server is behind, since a late push of its host shares the link: k−1
+        flows beside its own n−1, all as fast."""
+        n, k = self.setup.workers, self.setup.servers
+        if not self.setup.colocated or n == 1:
+            return 0.0
+        return self._ingress.left_bytes(now_s, k) * (k - 1) / (n - 1)
+
+    def _send(self, now_s: float, workers: Sequence[int], late_bytes: float = 0.0) -> None:
         """The newest parameters leave the server for these workers, side by side."""
         for worker in workers:
             self._sent[worker] = self.version
@@ -187,7 +197,7 @@ class ServerSimulation:
         if len(remote) < len(workers):
             self._later(now_s, self._take, 0, self.version)
         if remote:
-            self._egress.begin(now_s, self._slice_bytes, remote, self.version)
+            self._egress.begin(now_s, self._slice_bytes + late_bytes, remote, self.version)
 
     def _passed_on_s(self, now_s: float) -> float:
         """Cut-through: when the last byte of the next version has left, `now_s` being the commit.
@@ -263,6 +273,11 @@ class SharedLink:
         self._weight = self._weight - count * weight if self.flows else 0.0
         return what
 
+    def left(self, now_s: float) -> Iterator[tuple[Any, float]]:
+        """What still flows, and how many bytes of it."""
+        self._advance(now_s)
+        return ((what, weight * (end - self._each)) for end, _, weight, _, what in self._ends)
+
     def _rate_of_weight_1(self) -> float:
         return self.rate_bytes_per_s * self.flows / self._weight
 
@@ -307,6 +322,11 @@ class ServerLinks:
             weights = self._random.lognormal(0.0, self._spread, len(workers))
             for worker, weight in zip(workers, weights.tolist(), strict=True):
                 link.begin(now_s, size_bytes, ((worker,), version), weight=weight)
+
+    def left_bytes(self, now_s: float, workers: int) -> float:
+        """Of the slice that is the farthest from its end, among those of the first `workers`."""
+        flows = (flow for link in self._links for flow in link.left(now_s))
+        return max((left for (which, _), left in flows if min(which) < workers), default=0.0)
 
     def next_end_s(self) -> float:
         """When the next flow ends if nothing else begins."""

@@ -10,7 +10,7 @@ from dba3c.errors import UserError
 from dba3c.simulation import servers as servers_module
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.servers import ServerLinks, SharedLink
-from dba3c.simulation.simulate import options, simulate, simulate_majority
+from dba3c.simulation.simulate import options, simulate, simulate_majority, simulate_times
 from dba3c.simulation.simulate import ring_s as simulated_ring_s
 from param_servers.benchmarks.exchange import dedicated_servers_s, ring_s
 
@@ -84,6 +84,21 @@ def test_with_backup_workers_pushing_and_pulling_do_not_overlap():
     unfair = dataclasses.replace(WIRE, overlap_lost=1.0)
     without = simulate(unfair, NO_COMPUTE, Setup(workers=64, servers=2), steps=10)
     assert without.step_s == pytest.approx(2 * dedicated_servers_s(M, 64, 2, TEN_GBIT), rel=0.06)
+
+
+@pytest.mark.parametrize(("servers", "second_s"), [(3, 10.0), (2, 6.0)])
+def test_a_push_that_comes_too_late_shares_its_host_s_link_with_the_server_there(servers, second_s):
+    cluster = Cluster(bytes_per_s=1.0)
+    work = Work(model_bytes=servers, compute=ComputeTimes(mean_s=0.0))  # a slice is 1 byte, and takes `servers` seconds
+    setup = Setup(workers=3, servers=servers, backup=1, colocated=True)
+    prompt, late = (
+        simulate_times(cluster, work, setup, np.array([[0.0, 0.0, begins_s], [0.0, 0.0, 99.0]])).commits_s
+        for begins_s in (99.0, 1.0)
+    )
+    assert prompt.tolist() == pytest.approx([servers, 3 * servers])
+    # of three servers the third has sent 2/3 of a slice by then: at half the link for the last third the server's takes
+    # 4 s; of two none is beside the late worker
+    assert late.tolist() == pytest.approx([servers, second_s])
 
 
 def test_unfair_links_bring_the_needed_gradients_early_but_less_so_with_more_servers():
