@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 STUDY = Path("studies/architectures-learning")
 BUDGET_CORE_HOURS = 0.15
 LEFT_OUT = "async-servers"
-ENVIRONMENT = "ALE/Breakout-v5"
+ENVIRONMENT = "breakout"
 
 
 def declared() -> Study:

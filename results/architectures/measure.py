@@ -24,7 +24,7 @@ from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
 from launch.cli.study import run_all
 
 HERE = Path(__file__).parent
-SHAPE = Shape(env="ALE/Breakout-v5", workers=2, servers=2, seeds=1)
+SHAPE = Shape(env="breakout", workers=2, servers=2, seeds=1)
 """All processes of a run share as many cores as it has workers or actors."""
 START_S = 20.0
 """Of each run that are not measured: its processes start, and warm up."""
