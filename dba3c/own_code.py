@@ -4,6 +4,8 @@ In: the name. Out: what it names, imported from where the command was started or
 """
 
 import importlib
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,15 @@ ANYTHING = (Exception, SystemExit)
 
 class RaisedInProcess(RuntimeError):
     """What was raised in a process of its own: its type, and what it said."""
+
+
+def ignore_here(*signals: signal.Signals) -> None:
+    """Ignore signals in this process, where own code plays, but not in what that code starts: a program would inherit
+    SIG_IGN, yet no handler; a fork inherits handlers, so that of SIGTERM is undone in it, whatever it is here."""
+    for signum in signals:
+        signal.signal(signum, lambda *_: None)
+        signal.siginterrupt(signum, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def find(name: str) -> Any:

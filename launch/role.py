@@ -28,7 +28,7 @@ from dba3c.errors import (
     USER_ERROR_EXIT,
     UserError,
 )
-from dba3c.own_code import ANYTHING
+from dba3c.own_code import ANYTHING, ignore_here
 from dba3c.recording.cameras import check_filmable
 from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES, FolderUnreadable
@@ -158,9 +158,8 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
 
     if REPLACES_VARIABLE not in os.environ:
         signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not has_c_handler(signal.SIGUSR1):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm's warning to a whole step, which the rank obeys
+    warning = () if has_c_handler(signal.SIGUSR1) else (signal.SIGUSR1,)  # Slurm's to a whole step: the rank obeys it
+    ignore_here(signal.SIGINT, *warning)
 
 
 def check(words: Sequence[str]) -> int:
@@ -169,9 +168,9 @@ def check(words: Sequence[str]) -> int:
     Words: the configuration as JSON, the run's folder, "resume" or "", and the file for the line that says why not.
     """
     text, run_dir, goes_on, why_not = words
-    config = TrainConfig.from_json(text)
     torch.set_num_threads(1)
     try:
+        config = TrainConfig.from_json(text)
         parameters = check_buildable(config, Path(run_dir) / "checkpoints" if goes_on else None)
         check_own_code(config)
         if config.central.mode == "central":
@@ -195,11 +194,12 @@ def check_disk(run_dir: Path, parameters: int, keep: int) -> None:
     there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     checkpoint = 4 * parameters * COPIES_OF_A_CHECKPOINT
     more = 1 + max(0, keep - len(checkpoint_steps(run_dir / "checkpoints")))
-    needed, free = more * checkpoint + SPARE_BYTES, shutil.disk_usage(there).free
-    if free < needed:
+    needed, disk = more * checkpoint + SPARE_BYTES, shutil.disk_usage(there)
+    if disk.total and disk.free < needed:  # some file systems say nothing of themselves: 0 of 0
         raise UserError(
-            f"{there} has {free / 1e6:,.0f} MB left, the run may need {needed / 1e6:,.0f}: {more} more checkpoints of "
-            f"{checkpoint / 1e6:,.1f} MB and {SPARE_BYTES / 1e6:.0f} MB for records; see --keep-checkpoints, --run-dir"
+            f"{there} has {disk.free / 1e6:,.0f} MB left, the run may need {needed / 1e6:,.0f}: {more} more "
+            f"checkpoints of {checkpoint / 1e6:,.1f} MB and {SPARE_BYTES / 1e6:.0f} MB for records; see "
+            f"--keep-checkpoints, --run-dir"
         )
 
 

@@ -146,13 +146,15 @@ def run_in_lanes(
     if count == 1:
         return main(ALONE)
     threads, affinity, frozen = torch.get_num_threads(), os.sched_getaffinity(0), gc.get_freeze_count()
-    context, parent = multiprocessing.get_context("fork"), os.getpid()
+    context, parent, on_sigterm = multiprocessing.get_context("fork"), os.getpid(), signal.getsignal(signal.SIGTERM)
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, count)]
 
     def lane(index: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             return
+        if on_sigterm is not None:  # what a worker's forks undo, as an environment's are to
+            signal.signal(signal.SIGTERM, on_sigterm)
         for place, (theirs, ours) in enumerate(pairs, 1):
             theirs.close()
             if place != index:
@@ -172,8 +174,9 @@ def run_in_lanes(
 
     gc.collect()
     gc.freeze()  # what is there now stays shared: a collection would write to it
+    # no daemons: those may have no processes of their own, and environments start some
     processes = [
-        context.Process(target=lane, args=(index,), name=f"lane-{index}", daemon=True) for index in range(1, count)
+        context.Process(target=lane, args=(index,), name=f"lane-{index}", daemon=False) for index in range(1, count)
     ]
     try:
         for process in processes:

@@ -36,7 +36,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import number
 from dba3c.environments.spaces import ActionCodec, CodedBox, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
-from dba3c.own_code import ANYTHING, RaisedInProcess, one_line
+from dba3c.own_code import ANYTHING, RaisedInProcess, ignore_here, one_line
 from param_servers.timeouts import NAP_S, AwakeClock
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -213,10 +213,7 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], 
     # A hung environment must not outlive its worker; what ends all processes (Ctrl-C, a cgroup's SIGTERM) reaches the
     # worker, too, which goes on to its next step and closes us.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(signum, lambda *_: None)  # which, unlike SIG_IGN, no program that the environment starts inherits
-        signal.siginterrupt(signum, False)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    ignore_here(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     os.set_inheritable(descriptor, False)  # a child of the environment's would keep it open when this process is dead
     with Connection(descriptor) as pipe:
         try:

@@ -1,5 +1,8 @@
 """Games of one's own for the tests: `tests.integration.games:make_raising` and the like."""
 
+import multiprocessing
+import signal
+import subprocess
 import sys
 
 import gymnasium
@@ -29,6 +32,30 @@ class Corridor(gymnasium.Env):
             raise RuntimeError("the corridor has collapsed")
         observation = np.array([self.t / 20, 0.0], np.float32)
         return observation, reward, self.t >= 20, False, {}
+
+
+class WithPrograms(Corridor):
+    """As simulators do it: a process of its own and a program, which end as they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        context = multiprocessing.get_context("fork")
+        self.ours, theirs = context.Pipe()
+        self.helper = context.Process(target=_wait, args=(theirs,))
+        self.helper.start()
+        self.ours.recv()
+        self.program = subprocess.Popen(["sleep", "3600"])
+
+    def close(self) -> None:
+        self.helper.terminate()
+        self.helper.join()
+        self.program.send_signal(signal.SIGINT)
+        self.program.wait()
+
+
+def _wait(pipe) -> None:
+    pipe.send(True)
+    pipe.recv()
 
 
 class TwoSenses(gymnasium.Env):
@@ -93,6 +120,10 @@ class MemoryCue(gymnasium.Env):
 
 def make_corridor() -> gymnasium.Env:
     return Corridor()
+
+
+def make_with_programs() -> gymnasium.Env:
+    return WithPrograms()
 
 
 def make_raising() -> gymnasium.Env:

@@ -62,6 +62,20 @@ def test_a_killed_lane_ends_its_workers_life_and_the_run_goes_on_with_the_next(t
     assert named_memory() <= shared
 
 
+def test_what_environments_start_in_servers_and_lanes_ends_as_they_say_and_ends_no_run(tmp_path: Path):
+    folder = tmp_path / "run"
+    words = (
+        "train tests.integration.games:make_with_programs --workers 1 --servers 1 --lanes 2 --envs-per-worker 2 "
+        f"--track --total-frames 400 --run-dir {folder}"
+    ).split()
+    with Run(*words, folder=folder) as run:
+        code, output = run.wait(120)
+    assert code == 0, output
+    server = [record for record in records(folder, "server", 0) if record["kind"] == "server"]
+    assert server[-1]["data_points_total"] >= 400, output
+    assert "SIGTERM" not in output
+
+
 def test_a_game_that_fails_in_a_lane_is_named(tmp_path: Path):
     folder = tmp_path / "run"
     words = (

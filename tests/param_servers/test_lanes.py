@@ -290,6 +290,26 @@ def test_the_process_that_ran_lanes_is_left_as_it_was() -> None:
         torch.set_num_threads(threads)
 
 
+def test_a_lane_hears_sigterm_as_its_worker_does_whatever_the_worker_s_other_forks_do(tmp_path: Path) -> None:
+    def main(lane):
+        signal.raise_signal(signal.SIGTERM)
+        return lane.total([1.0])[0]
+
+    def note(signum, frame):
+        (tmp_path / str(os.getpid())).touch()
+
+    worker = os.fork()
+    if not worker:  # what is done after forks cannot be taken back
+        try:
+            os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+            signal.signal(signal.SIGTERM, note)
+            os._exit(int(run_in_lanes(2, main, timeouts=TIMEOUTS)))
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize(("count", "cores"), [(0, ()), (-1, ()), (3, (0, 0))])
 def test_no_lane_and_lanes_without_a_core_are_refused(count: int, cores: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="a worker has one lane or more, each with a core of its own"):
