@@ -88,9 +88,9 @@ def check_env_id(env_id: str) -> None:
                 f"{env_id} is a legacy id: write ALE/{legacy['game']}-v5 and say the protocol with "
                 f"--frame-skip {skip} --repeat-action-probability {sticky}"
             )
-        raise UserError(
-            f"unknown environment {env_id or repr(env_id)}{close_names(env_id, [*registered, *atari_games()])}"
-        )
+        close = close_names(env_id, [*registered, *atari_games()])
+        by_module = f"; one that a module registers is MODULE:{env_id}" if re.search(r"-v\d+$", env_id) else ""
+        raise UserError(f"unknown environment {env_id or repr(env_id)}{close}{by_module}")
 
 
 @functools.lru_cache(maxsize=1)
@@ -101,6 +101,11 @@ def atari_games() -> dict[str, str]:
     folders = (ale_py and ale_py.submodule_search_locations) or ()
     roms = sorted(path.stem for folder in folders for path in Path(folder, "roms").glob("*.bin"))
     return {f"ALE/{rom.title().replace('_', '')}-v5": rom for rom in roms if rom not in no_single_player_mode}
+
+
+def game_of(env_id: str) -> str:
+    """ "breakout" for ALE/Breakout-v5, "make_env" for package.module:make_env."""
+    return env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0].lower()
 
 
 def close_names(name: str, known: list[str], prefix: str = "") -> str:

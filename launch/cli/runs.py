@@ -18,6 +18,7 @@ from typing import Annotated
 import tyro
 
 from dba3c.config import TrainConfig
+from dba3c.environments.config import game_of
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
@@ -103,28 +104,24 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
     name = os.environ.get("SLURM_JOB_ID") or place.run_name or place.launch_id
     if not name:
         raise UserError(f"{place.launcher} gives its ranks no common name: say --run-dir, the same for all")
-    return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
+    return RUNS / f"{game_of(config.environment.env_id)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
 
 
 def run_dir_of(config: TrainConfig, goes_on: bool) -> Path:
     """--run-dir; without it a new folder (runs/breakout-20171231-235959-7f3a, for ALE/Breakout-v5), or that of this
-    game's newest run. Raises UserError: there is none."""
+    environment's newest run. Raises UserError: there is none."""
     if config.run.run_dir:
         return config.run.run_dir
+    env_id = config.environment.env_id
+    game = game_of(env_id)
     if not goes_on:
         # Several may begin within a second: tasks of a job array.
-        return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(
-            f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir"
-        )
-    return found[-1].parent
-
-
-def game_of(config: TrainConfig) -> str:
-    """ "breakout" for ALE/Breakout-v5, "make_env" for package.module:make_env."""
-    return config.environment.env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0].lower()
+        return RUNS / f"{game}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    found = sorted(RUNS.glob(f"{game}-[0-9]*-[0-9]*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in (path.parent for path in found):  # another version, or module, has a game of that name, too
+        if RunFolder(folder).config()["environment"]["env_id"] == env_id:
+            return folder
+    raise UserError(f"nothing to resume: no run of {env_id} under {RUNS}/; name one with --run-dir")
 
 
 @dataclass(frozen=True)

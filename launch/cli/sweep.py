@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from dba3c.config import TrainConfig, option_names, short_names
+from dba3c.environments.config import game_of
 from dba3c.errors import UserError
 from dba3c.runs.files import is_there
 from dba3c.studies.report import plot_study
@@ -17,7 +17,7 @@ from dba3c.studies.results import read_results
 from dba3c.studies.statistics import points
 from dba3c.studies.study import MOST_RUNS, STUDY_FILE, Run, Search, Study, load
 from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
-from launch.cli.options import parse
+from launch.cli.options import parse, parse_train
 from launch.cli.study import (
     GridArguments,
     check_points,
@@ -175,9 +175,9 @@ def ends(axes: Sequence[tuple[str, ...]]) -> list[list[tuple[str, str]]]:
 
 def name_of(common: Sequence[str], axes: Sequence[tuple[str, ...]]) -> str:
     """The folder's name, e.g. cartpole-learning-rate."""
-    env = common[0] if common and not common[0].startswith("--") else "breakout"
-    game = re.split(r"[/:]", env)[-1].rsplit("-v", 1)[0].lower()
-    return "-".join([game, *(name for name, *_ in axes)])
+    said = parse_train(common)
+    env = said.given.get("env_id") or said.preset or "breakout"
+    return "-".join([game_of(env), *(name for name, *_ in axes)])
 
 
 # -- a search ----------------------------------------------------------------------------------------------------------

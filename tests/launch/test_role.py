@@ -121,6 +121,13 @@ def test_what_a_learner_cannot_be_is_said_before_the_run_has_a_folder(said: str,
     assert not why or (tmp_path / "why").read_text().endswith(why)
 
 
+def test_an_id_that_only_the_caller_has_registered_is_one_line_that_says_how_to_name_it(tmp_path: Path) -> None:
+    text = TrainConfig().to_json().replace("ALE/Breakout-v5", "Mine-v0")
+    assert role.check([text, str(tmp_path / "run"), "", str(tmp_path / "why")]) == USER_ERROR_EXIT
+    why = (tmp_path / "why").read_text()
+    assert "unknown environment Mine-v0" in why and why.endswith("one that a module registers is MODULE:Mine-v0")
+
+
 def test_what_cannot_be_filmed_is_said_before_the_run_has_a_folder(tmp_path: Path) -> None:
     why = "cannot be filmed: it was made without render_mode='rgb_array'"
     for recorders, code in ((1, 2), (0, 0)):

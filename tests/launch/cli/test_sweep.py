@@ -37,6 +37,20 @@ def test_options_with_several_values_vary_and_lists_do_not():
     assert axes == [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0", "1")]
 
 
+@pytest.mark.parametrize(
+    ("common", "name"),
+    [
+        ("CartPole-v1", "cartpole-lr"),
+        ("--env CartPole-v1", "cartpole-lr"),
+        ("breakout_cluster --workers 2", "breakout_cluster-lr"),
+        ("--preset sac", "sac-lr"),
+        ("--workers 2", "breakout-lr"),
+    ],
+)
+def test_a_sweep_s_folder_is_named_after_what_it_trains(common, name):
+    assert sweep.name_of(common.split(), [("lr", "1", "2")]) == name
+
+
 def test_a_grid_has_every_value_with_every_other():
     study = grid(["CartPole-v1"], [("learning-rate", "1e-3", "linear:7e-4->7e-5@4e6"), ("servers", "1", "2")], 3)
     assert study.points[2].words == ("CartPole-v1", "--learning-rate", "linear:7e-4->7e-5@4e6", "--servers", "1")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dba3c.config import TrainConfig
+from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from launch import rank, running
@@ -218,3 +218,21 @@ running.check_machine = said  # what comes next
     first, imported = done.stdout.splitlines()
     assert first == "ALE/Breakout-v5 in run: looking whether it can be trained here, which takes seconds"
     assert imported == {"the command line": "True", "Python": "numpy True"}[place], done.stderr
+
+
+def test_resume_without_a_folder_finds_the_newest_run_of_this_environment_not_of_another_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = (replace_options(TrainConfig(), env_id=f"CartPole-v{version}") for version in (0, 1))
+    made = []
+    for at_s, config in enumerate((first, first, second)):
+        folder = RunFolder.create(commands.run_dir_of(config, goes_on=False), config.to_json(), launch_id="1")
+        folder.release()
+        os.utime(folder.path / "config.json", (at_s, at_s))
+        made.append(folder.path)
+    assert [commands.run_dir_of(config, goes_on=True) for config in (first, second)] == [
+        path.relative_to(tmp_path) for path in made[1:]
+    ]
+    with pytest.raises(UserError, match="nothing to resume: no run of other:CartPole"):
+        commands.run_dir_of(replace_options(TrainConfig(), env_id="other:CartPole"), goes_on=True)

@@ -78,7 +78,7 @@ def test_a_secret_that_could_be_guessed_is_refused_before_there_is_a_run(capsys,
 
 
 def test_a_full_disk_is_refused_with_its_arithmetic(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=200_000_000, free=100_000_000))
     with pytest.raises(
         UserError, match=r"has 100 MB left, the run may need 184: 5 more checkpoints of 24.0 MB and 64 MB"
     ):
@@ -86,6 +86,11 @@ def test_a_full_disk_is_refused_with_its_arithmetic(tmp_path, monkeypatch):
     check_disk(tmp_path, parameters=2_000, keep=4)
     for step in range(1, 5):  # those that are there are among them: one more has room
         (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    check_disk(tmp_path, parameters=2_000_000, keep=4)
+
+
+def test_a_file_system_that_does_not_say_how_much_it_holds_is_no_full_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
     check_disk(tmp_path, parameters=2_000_000, keep=4)
 
 
