@@ -31,6 +31,7 @@ from dba3c.studies.statistics import (
     spread,
     spread_name,
 )
+from param_servers.config import parse_schedule
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours (2008), without their yellow, which is too light for lines."""
@@ -59,6 +60,8 @@ MAY_DIFFER = (
     "exchange/checkpoint_timeout_s", "environment/env_threads", "environment/environment_timeout_s",
 )  # fmt: skip
 """What makes no run another one than the other seeds: what is kept of it, its threads, addresses and patience."""
+_SCHEDULES = ("algorithm/entropy_cost", "algorithm/policy_clip")
+"""As they were written: 1e-2 is 0.01."""
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 
@@ -391,7 +394,11 @@ def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     """Runs by configuration, seeds and folders aside. A group is named after its runs: no two may have one name."""
     alike: dict[tuple[Any, ...], list[Curve]] = {}
     for curve in curves:
-        options = sorted((key, str(value)) for key, value in flat_names(curve.config) if key not in MAY_DIFFER)
+        options = sorted(
+            (key, str(parse_schedule(str(value)) if key in _SCHEDULES else value))
+            for key, value in flat_names(curve.config)
+            if key not in MAY_DIFFER
+        )
         alike.setdefault(tuple(options), []).append(curve)
     groups: dict[str, list[Curve]] = {}
     for members in alike.values():

@@ -162,6 +162,7 @@ def test_runs_of_one_configuration_are_seeds_of_one_line_whatever_is_kept_of_the
             "run": {"seed": seed, "run_dir": name, "track": [name], "recorders": seed},
             "exchange": {"keep_checkpoints": seed, "port": 7000 + seed, "step_timeout_s": 60.0 + seed},
             "environment": {"env_threads": seed},
+            "algorithm": {"entropy_cost": ("0.01", "1e-2")[seed - 1]},
         }
         return dataclasses.replace(curve_of([1.0, 2.0], name), config=config)
 
