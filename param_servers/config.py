@@ -53,7 +53,7 @@ def option(default: Any = MISSING, *, short: str = "", **said: Any) -> Any:
 
 def check_options(config: Any, refusal: type[Exception] = ConfigError) -> None:
     """Raise `refusal` where an option is none of its type's words, no number or text where one belongs, or out of its
-    bounds: NaN is out of any, None is where it is not the default."""
+    bounds: NaN is out of any, None is where it is not the default. NumPy's numbers become Python's."""
     kinds = get_type_hints(type(config))
     for each in fields(config):
         value, kind, bounds = getattr(config, each.name), kinds[each.name], each.metadata.get("bounds", {})
@@ -63,6 +63,8 @@ def check_options(config: Any, refusal: type[Exception] = ConfigError) -> None:
             fits = isinstance(value, of) and not isinstance(value, bool)
             if kind in (plain, plain | None) and not fits and (value is not None or (kind is plain and not bounds)):
                 raise refusal(f"{each.name} must be {said}, got {value!r}")
+            if kind in (plain, plain | None) and fits and type(value) not in (int, float, str):
+                object.__setattr__(config, each.name, value := plain(value))
         inside = (value is not None and BOUNDS[name][0](value, bound) for name, bound in bounds.items())
         if (value is not None or each.default is not None) and not all(inside):
             wanted = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())

@@ -83,7 +83,8 @@ class GradientExchange(Protocol):
     """Pull parameters, push gradients. One caller, one thread; every wait is bounded."""
 
     def pull(self) -> Pull:
-        """Wait for the newest committed parameters.
+        """Wait for the newest committed parameters. Asynchronous servers tell a worker of newer ones with the answer to
+        its push alone: who pushes nothing is given the same again.
 
         Raises:
             RunStopped: the run has ended as asked.

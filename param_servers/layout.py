@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,7 +130,7 @@ class FlatLayout:
         gradients = torch.autograd.grad(loss, [parameter for parameter, _ in trained], allow_unused=True)
         for gradient, (_, view) in zip(gradients, trained, strict=True):
             if gradient is not None:
-                view.copy_(gradient)
+                view.copy_(gradient.to_dense())  # an embedding's may be sparse
         return flat
 
     def _pairs(self, module: nn.Module, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -190,6 +191,7 @@ class ShardPlan:
 
 def plan_shards(layout: FlatLayout, num_shards: int) -> ShardPlan:
     """Plan `num_shards` even slices. Raises ConfigError: none, or more than there are elements."""
+    num_shards = operator.index(num_shards)
     if num_shards < 1:
         raise ConfigError(f"num_servers must be at least 1, got {num_shards}")
     if num_shards > layout.numel:

@@ -282,7 +282,8 @@ class ReplicaReport:
 
 
 class LocalExchange:
-    """`GradientExchange` without a network. Goes on from the newest checkpoint, if there is one.
+    """`GradientExchange` without a network. Goes on from the newest checkpoint, if there is one. It clips nothing, nor
+    does any exchange: `param_servers.optim.ClippedExchange` around it does.
 
     Args:
         layout, initial_parameters, optimizer_config, exchange_config: see `Replica`.

@@ -169,6 +169,7 @@ def is_usable(tensor: Tensor) -> bool:
     The squares of all elements together bound each of them, in one pass without temporaries; only where they add up
     to more is a closer look taken.
     """
+    tensor = tensor.float()  # in half precision the bound itself is infinite
     return torch.dot(tensor, tensor).item() <= LARGEST**2 or bool((tensor.abs() <= LARGEST).all())
 
 

@@ -168,4 +168,9 @@ def test_an_option_of_another_type_is_refused_at_once(values, line):
     with pytest.raises(ConfigError) as error:
         ExchangeConfig(**values)
     assert str(error.value) == line
-    assert ExchangeConfig(exchange="servers", num_workers=np.int64(2), step_timeout_s=np.float32(3)).num_workers == 2
+
+
+def test_numbers_of_numpy_become_python_s_which_a_checkpoint_s_manifest_and_sockets_can_hold():
+    config = ExchangeConfig(exchange="servers", num_workers=np.int64(2), step_timeout_s=np.float32(3))
+    assert (type(config.num_workers), type(config.step_timeout_s)) == (int, float)
+    assert config == ExchangeConfig(exchange="servers", num_workers=2, step_timeout_s=3.0)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -72,6 +73,18 @@ def test_the_gradient_is_zero_where_nothing_is_trained_and_where_the_loss_depend
     assert layout.gradient(module, torch.tensor(1.0)).tolist() == [0.0] * 8
     module.requires_grad_(False)
     assert layout.gradient(module, module(torch.ones(1, 3)).sum()).tolist() == [0.0] * 8
+
+
+def test_a_sparse_gradient_is_as_good_as_a_dense_one():
+    dense, sparse = (torch.nn.Embedding(4, 2, sparse=sparse) for sparse in (False, True))
+    layout = FlatLayout.of_module(dense)
+    gradients = [layout.gradient(each, each(torch.tensor([1, 1, 3])).sum()) for each in (dense, sparse)]
+    assert gradients[0].tolist() == gradients[1].tolist() == [0, 0, 2, 2, 0, 0, 1, 1]
+
+
+def test_a_plan_is_the_same_for_a_number_of_numpy():
+    layout = FlatLayout.of({"all": (10,)})
+    assert plan_shards(layout, np.int64(2)).fingerprint == plan_shards(layout, 2).fingerprint
 
 
 def test_fingerprints_tell_order_and_shape_apart():

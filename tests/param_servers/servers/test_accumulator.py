@@ -72,6 +72,13 @@ def test_values_whose_sums_or_squares_would_overflow_count_as_not_finite() -> No
     assert is_usable(torch.empty(0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_what_is_not_finite_is_so_in_any_type(dtype: torch.dtype, bad: float) -> None:
+    assert is_usable(torch.ones(2, dtype=dtype))
+    assert not is_usable(torch.tensor([1.0, bad], dtype=dtype))
+
+
 @pytest.mark.parametrize("optimizer", get_args(OptimizerName))
 def test_the_largest_gradients_that_are_taken_leave_parameters_and_moments_finite(optimizer: OptimizerName) -> None:
     shard = Shard(torch.zeros(4), OptimizerConfig(optimizer=optimizer, learning_rate="0.1"))
