@@ -148,7 +148,7 @@ class TrainConfig:
             f"mode {mode} cannot learn by {algorithm}, {why_not}: use --algorithm {' or '.join(possible)}",
         )
         _require(
-            algorithm != "ppo" or not self.network.network.endswith("_lstm"),
+            algorithm != "ppo" or ":" in self.network.network or not self.network.network.endswith("_lstm"),
             "ppo draws its minibatches step by step: choose a network without _lstm, or --algorithm vtrace",
         )
         hangs_s, step_s = self.environment.environment_timeout_s, self.exchange.step_timeout_s

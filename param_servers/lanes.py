@@ -336,7 +336,7 @@ class _Memory:
 
     def write(self, lane: int, gradient: Tensor) -> None:
         """This lane's gradient [P]; one of another length makes a mean that every exchange rejects."""
-        self.rows[lane] = gradient if gradient.shape == self.mean.shape else math.nan
+        self.rows[lane] = gradient.detach() if gradient.shape == self.mean.shape else math.nan
 
     def add_up(self, lane: int) -> None:
         """This lane's part of the mean, whose rows are added in the lanes' order."""

@@ -30,8 +30,9 @@ class FlatNetwork:
 
     def __init__(self, network: Any, layout: FlatLayout, *, precision: str = "float32", device: str = "cpu") -> None:
         self.device = torch.device(device)
-        if hasattr(network, "torso"):
-            network.torso.to(dtype=COMPUTE_DTYPES[precision])
+        dtype = COMPUTE_DTYPES[precision]
+        if isinstance(getattr(network, "torso", None), torch.nn.Module):  # complex constants have no such half
+            network.torso._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
         self.network = network.to(self.device)
         for layer in network.modules():
             if type(layer) is nn.Conv2d:  # what else a network of the user's own has may be viewed by it
@@ -43,9 +44,15 @@ class FlatNetwork:
         self._gradient_views = list(layout.views(self._gradient).values())
 
     def load(self, parameters: Tensor) -> None:
-        """Take the flat float32 parameters [P], casting to the compute dtype."""
+        """Take the flat float32 parameters [P], casting to the compute dtype. A module that only plays is put into eval
+        mode anew: it may derive from parameters then what it computes with."""
+        plays = not self.network.training
+        if plays:
+            self.network.train()
         with torch.no_grad():
             torch._foreach_copy_(self._parameters, list(self.layout.views(parameters).values()))
+        if plays:
+            self.network.eval()
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """The gradient [P] float32 of a scalar loss, in a buffer that the next call reuses."""

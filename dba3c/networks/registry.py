@@ -7,8 +7,10 @@ float32 one of two:
 """
 
 import copy
+import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -114,14 +116,16 @@ def own_network(
 ) -> ActorCriticNetwork:
     """What the function makes, tried on observations of zeros.
 
-    While it runs torch's global generator is seeded, so that each process of a run builds the same parameters.
+    While it runs torch's, NumPy's and Python's global generators are seeded, so that each process of a run builds the
+    same parameters and buffers.
 
     Raises:
         UserError: it cannot be found, called, or used: one line that says what is wrong.
     """
-    function = find(name)
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone: a GPU's is not put back
+    with _generators_put_back():
+        _seed(seed)
+        function = find(name)  # a module may draw constants
+        _seed(seed)  # whether it was imported before or not
         with calling(name):
             module = function(observation_space, action_space)
         if not isinstance(module, nn.Module):
@@ -138,6 +142,24 @@ def own_network(
             _try(name, network, observation_space, action_space, batch)
         _refuse_statistics(name, network, observation_space)
     return network
+
+
+@contextmanager
+def _generators_put_back() -> Iterator[None]:
+    """Whatever is drawn inside, the generators that all code shares then go on as if nothing had been."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=()):
+            yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)  # the CPU's alone: a GPU's is not put back
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space: spaces.Space) -> None:
@@ -169,32 +191,34 @@ def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space
 def _refuse_another_unroll(name: str, network: ActorCriticNetwork, observations: Tensor) -> None:
     """Raise UserError where a network that remembers unrolls to something else than its single steps give: who learns
     would not be who acts. It is in eval mode; of one that draws noise then it is not known."""
-    start, batch = network.initial_state(len(observations)), len(observations)
-    if not start:
+    state, batch = network.initial_state(len(observations)), len(observations)
+    if not state:
         return
-    if any(part.any() for part in start):
+    if any(part.any() for part in state):
         raise UserError(f"{name}: initial_state must be zeros, as what is forgotten is")
     reset = torch.zeros(STEPS, batch, dtype=torch.bool)
     reset[1, 0] = True
-    with torch.no_grad():
-        steps = torch.stack([observations] * STEPS)
-        unrolled, again = network.unroll(steps, start, reset), network.unroll(steps, start, reset)
-        state, stepped = start, []
-        for forgotten in reset:
-            stepped.append(network(observations, reset_state(state, forgotten)))
-            state = stepped[-1].state
-    logits = torch.stack([step.policy_logits for step in stepped])
-    is_repeatable = torch.equal(unrolled.policy_logits, again.policy_logits)
-    if is_repeatable and not torch.allclose(unrolled.policy_logits, logits, rtol=1e-3, atol=1e-5):
-        raise UserError(
-            f"{name}: unroll must give what as many calls of forward give, which begin at zeros where reset is true"
-        )
+    steps = torch.stack([observations] * STEPS)
+    for _ in range(2):  # from zeros, and then from what is remembered
+        with torch.no_grad():
+            unrolled, again = network.unroll(steps, state, reset), network.unroll(steps, state, reset)
+            stepped = []
+            for forgotten in reset:
+                stepped.append(network(observations, reset_state(state, forgotten)))
+                state = stepped[-1].state
+        logits = torch.stack([step.policy_logits for step in stepped])
+        is_repeatable = torch.equal(unrolled.policy_logits, again.policy_logits)
+        if is_repeatable and not torch.allclose(unrolled.policy_logits, logits, rtol=1e-3, atol=1e-5):
+            raise UserError(
+                f"{name}: unroll must give what as many calls of forward give, from the state it is given and from "
+                "zeros where reset is true"
+            )
 
 
 def _evaluated(network: ActorCriticNetwork, observations: Tensor) -> Tensor:
     """[B, P + 1] of policy and value, as an agent plays; noise is drawn from the same seed."""
     network.eval()
-    torch.default_generator.manual_seed(0)
+    _seed(0)
     with torch.no_grad():
         output = network(observations, network.initial_state(len(observations)))
     return torch.nan_to_num(torch.cat((output.policy_logits, output.value[:, None]), 1))
@@ -214,6 +238,9 @@ def _try(
         state = network.initial_state(batch)
         stepped = network(observations[0], state)
         unrolled = network.unroll(observations, state, torch.zeros(STEPS, batch, dtype=torch.bool))
+    for what, output in (("forward", stepped), ("unroll", unrolled)):
+        if not isinstance(output, NetworkOutput):
+            raise UserError(f"{name}: its {what} must give a NetworkOutput, not {type(output).__name__}")
     outputs = parameter_count(action_space)
     for what, output, leading in (("", stepped, (batch,)), ("unrolled ", unrolled, (STEPS, batch))):
         _check(f"{name}: {what}policy_logits", output.policy_logits, (*leading, outputs))
@@ -226,5 +253,7 @@ def _try(
 
 
 def _check(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    if not isinstance(given, Tensor):
+        raise UserError(f"{what} must be a tensor, not {type(given).__name__}")
     if tuple(given.shape) != shape or given.dtype != torch.float32:
         raise UserError(f"{what} must be float32 {list(shape)} here, not {str(given.dtype)[6:]} {list(given.shape)}")

@@ -76,6 +76,15 @@ def test_the_update_is_of_the_mean_and_all_data_points_are_counted():
     assert run_in_lanes(4, main, timeouts=TIMEOUTS) == str(2 * (1 + 2 + 3 + 4))
 
 
+def test_a_gradient_that_is_part_of_a_graph_is_as_good_as_its_values():
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=9), NUMEL)
+        exchange.push(torch.ones(NUMEL, requires_grad=True) * 2, exchange.pull().step, 1)
+        return str(exchange.pull().parameters.tolist() == [-2.0] * NUMEL)
+
+    assert run_in_lanes(2, main, timeouts=TIMEOUTS) == "True"
+
+
 def test_pulled_parameters_stay_what_they_are_until_the_lane_itself_pulls_again(tmp_path: Path):
     def main(lane):
         exchange = lane.exchange(lambda: local(stop_at=9), NUMEL)

@@ -163,3 +163,42 @@ def test_a_network_of_three_dimensional_convolutions_learns_as_any_other() -> No
     gradient = flat.gradient_of(network(torch.ones(2, 4, 84, 84, dtype=torch.uint8)).square().sum())
     for name, part in layout.views(gradient).items():
         torch.testing.assert_close(part, dict(network.named_parameters())[name].grad)
+
+
+def test_what_a_module_derives_for_eval_is_of_the_parameters_that_were_loaded_last() -> None:
+    class Merging(nn.Module):
+        """As a low-rank adapter: in eval mode one matrix does the work of two."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.more = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+
+        def train(self, mode: bool = True) -> "Merging":
+            if mode != self.training:
+                self.weight.data += -self.more if mode else self.more
+            return super().train(mode)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.weight + self.more if self.training else self.weight)
+
+    module = Merging()
+    plays = FlatNetwork(module, FlatLayout.of_module(module))
+    module.eval()
+    for parameters in ([1.0, 2.0, 30.0, 40.0], [5.0, 6.0, 70.0, 80.0]):
+        plays.load(torch.tensor(parameters))
+        assert module(torch.ones(2)).tolist() == [parameters[0] + parameters[2], parameters[1] + parameters[3]]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_torso_s_complex_constants_stay_so_and_a_network_need_have_none(precision: str) -> None:
+    class Network(nn.Module):
+        def __init__(self, torso: nn.Module | None) -> None:
+            super().__init__()
+            self.torso, self.head = torso, nn.Linear(2, 1)
+
+    torso = nn.Linear(2, 2)
+    torso.register_buffer("phase", torch.ones(2, dtype=torch.complex64) * 1j)
+    for each in (Network(torso), Network(None)):
+        FlatNetwork(each, FlatLayout.of_module(each), precision=precision)
+    assert torso.phase.tolist() == [1j, 1j]
+    assert torso.weight.dtype == getattr(torch, precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -18,11 +19,16 @@ from dba3c.networks import ActorCriticNetwork, build_network
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 TWO = spaces.Discrete(2)
 NETS = """
+    import random
+
     import gymnasium
+    import numpy as np
     import torch
     from torch import nn
 
     from dba3c.networks import ActorCriticNetwork, Core, Heads, RecurrentNetwork
+
+    PROJECTION = torch.randn(4)
 
     class Plain(nn.Module):
         def __init__(self, observation_space, action_space, keep_dimension=False):
@@ -83,6 +89,24 @@ NETS = """
 
         def forward(self, observation):
             return super().forward(observation * self.scale)
+
+    class Drawn(Plain):
+        def __init__(self, observation_space, action_space):
+            super().__init__(observation_space, action_space)
+            drawn = torch.from_numpy(np.random.randn(4)).float() + random.random()
+            self.register_buffer("constant", drawn * PROJECTION)
+
+    class Noisy(Plain):
+        def forward(self, observation):
+            return super().forward(observation + torch.from_numpy(np.random.randn(*observation.shape)).float())
+
+    class GivesATuple(RecurrentNetwork):
+        def forward(self, observation, state=()):
+            return tuple(super().forward(observation, state))
+
+    class IgnoresTheState(RecurrentNetwork):
+        def unroll(self, observations, state, reset):
+            return super().unroll(observations, self.initial_state(reset.shape[1]), reset)
 
     class Counting(Plain):
         def __init__(self, observation_space, action_space):
@@ -151,6 +175,12 @@ NETS = """
     def ignores_resets(observation_space, action_space):
         return of(IgnoresResets)
 
+    def gives_a_tuple(observation_space, action_space):
+        return of(GivesATuple)
+
+    def ignores_the_state(observation_space, action_space):
+        return of(IgnoresTheState)
+
     def views(observation_space, action_space):
         return of(Views)
 
@@ -200,6 +230,18 @@ def test_a_network_of_ones_own_depends_on_the_seed_alone_and_leaves_the_global_g
     assert not torch.equal(parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=4)), first)
 
 
+def test_constants_that_any_global_generator_draws_depend_on_the_seed_alone() -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        sys.modules.pop("mynets", None)  # as in another process
+        np.random.seed(len(drawn))
+        random.seed(len(drawn))
+        went_on = np.random.RandomState(len(drawn)).rand(), random.Random(len(drawn)).random()
+        drawn.append(build_network("mynets:Drawn", VECTOR, TWO, seed=seed).module.constant)  # type: ignore[union-attr]
+        assert (np.random.rand(), random.random()) == went_on
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
 def test_layers_that_are_made_by_the_first_pass_depend_on_the_seed_alone() -> None:
     first, again, other = (build_network("mynets:lazy", VECTOR, TWO, seed=seed) for seed in (1, 1, 2))
     assert all(map(torch.equal, first.parameters(), again.parameters()))
@@ -216,7 +258,7 @@ def test_a_plain_module_is_stepped_and_unrolled_as_ours_are() -> None:
         torch.testing.assert_close(unrolled.value[t], stepped.value)
 
 
-@pytest.mark.parametrize("name", ["Scaled", "Counting", "Indexed"])
+@pytest.mark.parametrize("name", ["Scaled", "Counting", "Indexed", "Noisy"])
 def test_a_buffer_that_changes_nothing_of_what_is_computed_is_as_good_as_code(name: str) -> None:
     assert build_network(f"mynets:{name}", VECTOR, TWO)(torch.ones(3, 4)).value.shape == (3,)
 
@@ -240,7 +282,9 @@ def test_a_buffer_that_changes_nothing_of_what_is_computed_is_as_good_as_code(na
         ("mynets:spectral", "what it has seen changes what it computes"),
         ("mynets:layered", r"part 0 of initial_state must be float32 \[3, 16\] here, not float32 \[1, 3, 16\]"),
         ("mynets:forgets_where_it_learns", "unroll must give what as many calls of forward give"),
-        ("mynets:ignores_resets", "unroll must give what as many calls of forward give, which begin at zeros where"),
+        ("mynets:ignores_resets", "unroll must give what as many calls of forward give, from the state"),
+        ("mynets:ignores_the_state", "unroll must give what as many calls of forward give, from the state it is given"),
+        ("mynets:gives_a_tuple", "its forward must give a NetworkOutput, not tuple"),
         ("mynets:begins_at_one", "initial_state must be zeros"),
         ("mynets:wants_images", r"raised IndexError: .*mynets.py:\d+\)"),
     ],

@@ -87,3 +87,4 @@ def test_what_a_worker_cannot_learn_by_is_refused() -> None:
         TrainConfig(algorithm=AlgorithmConfig(algorithm="r2d2"))
     with pytest.raises(UserError, match="_lstm"):
         TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mlp_lstm"))
+    TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mine:without_lstm"))
