@@ -80,7 +80,7 @@ class Monitor:
         self._news_s = time.monotonic()
         self._stop_failed = False
         if again or len(facts.lives) > 1:  # what is there already is taken in, without being drawn again
-            self._take_in()
+            self._take_in(judges=True)
             self._interval.take(self.summary.newest_s)
 
     def follow(self, told_to_end: queue.SimpleQueue[None] | None = None, poll_s: float = 1.0) -> None:
@@ -137,10 +137,13 @@ class Monitor:
         for sink in self._sinks:
             sink.give(Point(point, self.summary.step, now_s))
 
-    def _take_in(self) -> None:
+    def _take_in(self, judges: bool = False) -> None:
+        """What is new. `judges`: after each step, so that of a long past the best mean is known, not the last alone."""
         for record in self._reader.poll():
             self._news_s = time.monotonic()
             happened = self._interval.add(record)
+            if judges and record["kind"] == "step":
+                self.summary.judge()
             if happened is not None and happened.time_s >= self._since_s:
                 for sink in self._sinks:  # events and evaluations go to the trackers one by one
                     sink.give(happened)

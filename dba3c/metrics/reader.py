@@ -82,6 +82,7 @@ class RunReader:
                 if record["time_s"] + set_back_s < latest_s - CLOCKS_S:
                     set_back_s = latest_s - record["time_s"]
                 latest_s = record["time_s"] = max(latest_s, record["time_s"] + set_back_s)
+                record["file"] = path.stem  # of a worker's lanes each has one
                 yield record
             elif line.strip():
                 self.bad_lines[path.name] = self.bad_lines.get(path.name, 0) + 1

@@ -19,6 +19,8 @@ MOST_NAMED = 6
 MOSTLY_ENDED = 0.8
 """Share of a life's steps that must lie in games that have ended, before the mean of its last games counts: all
 environments begin at once, and the first games to end are the shortest."""
+ACTORS_PATIENCE_S = 100.0
+"""So long an actor's steps are waited for: longer than the windows of thousands."""
 _COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
 _TRAINERS = ("worker", "learner", "actor")
 
@@ -51,20 +53,30 @@ class Scores:
         return len(self.window) == self.window.maxlen
 
 
+def _whose(record: Record) -> object:
+    """The process, and of a worker the lane, that has written a record."""
+    return record.get("file", (record["role"], record["rank"]))
+
+
 class RecentSums:
     """Amounts that came in, by name, summed over the last `horizon_s` seconds."""
 
     def __init__(self) -> None:
         self.horizon_s = LEAST_HORIZON_S
         self._entries: deque[tuple[float, float, Mapping[str, float]]] = deque()  # (end, beginning, amounts)
+        self._forgotten_s = -math.inf  # the end of the newest window that was forgotten
+        self._windows_s: dict[object, float] = {}  # the newest of each lane
         self._sums: dict[str, float] = {}
 
-    def add(self, time_s: float, amounts: Mapping[str, float], window_s: float = 0.0) -> None:
-        """Amounts of the `window_s` seconds before `time_s`."""
-        self.horizon_s = max(LEAST_HORIZON_S, 3.0 * window_s)  # long windows need a longer look, while they are long
+    def add(self, time_s: float, amounts: Mapping[str, float], window_s: float = 0.0, whose: object = None) -> None:
+        """Amounts of the `window_s` seconds before `time_s`. `whose`: of several lanes, each has its own."""
+        self._windows_s[whose] = window_s
+        # long windows need a longer look, while they are long
+        self.horizon_s = max(LEAST_HORIZON_S, 3.0 * max(self._windows_s.values()))
         if self._entries and time_s < self._entries[-1][0] - self.horizon_s:
             self._entries.clear()  # a clock was set back: what came before lies in a future that must not be waited for
             self._sums.clear()
+            self._forgotten_s = -math.inf
         self._entries.append((time_s, time_s - window_s, amounts))
         for name, amount in amounts.items():
             self._sums[name] = self._sums.get(name, 0.0) + amount
@@ -72,7 +84,8 @@ class RecentSums:
 
     def _forget_before(self, time_s: float) -> None:
         while self._entries and self._entries[0][0] <= time_s:
-            for name, amount in self._entries.popleft()[2].items():
+            self._forgotten_s, _, amounts = self._entries.popleft()
+            for name, amount in amounts.items():
                 self._sums[name] -= amount
         if not self._entries:
             self._sums.clear()  # no rounding error is carried through an idle time
@@ -83,11 +96,15 @@ class RecentSums:
         return {name: max(0.0, amount) for name, amount in self._sums.items()}
 
     def per_second(self, now_s: float, name: str) -> float:
-        """The rate of one amount over the horizon's windows; it falls once the next window should have come."""
+        """The rate of one amount over the horizon's windows; it falls once the next window should have come.
+
+        Windows of several lanes overlap: they count for the time since the last one that is forgotten ended.
+        """
         total = self.sums(now_s).get(name, 0.0)
         if not total:
             return 0.0
         (_, first_s, _), (newest_s, newest_begin_s, _) = self._entries[0], self._entries[-1]
+        first_s = max(first_s, self._forgotten_s)
         overdue_s = max(0.0, now_s - newest_s - (newest_s - newest_begin_s))
         return total / max(1e-3, newest_s + overdue_s - first_s)
 
@@ -126,7 +143,7 @@ class ProcessState:
             self.totals[name] = self.totals.get(name, 0.0) + amount
         amounts["cpu_s"] = amounts.get("cpu_s", 0.0) + self.told_cpu_s
         self.told_cpu_s = 0.0
-        self.recent.add(record["time_s"], amounts, record.get("window_s", 0.0))
+        self.recent.add(record["time_s"], amounts, record.get("window_s", 0.0), _whose(record))
         self.latest.update((name, value) for name, value in record.items() if isinstance(value, (int, float)))
 
     def section_shares(self, now_s: float) -> dict[str, float]:
@@ -150,7 +167,12 @@ class RunSummary:
         self._life_mean: float | None = None
         self._steps = self._ended_steps = 0
         """Of the newest life: agent steps, and those of games that have ended."""
-        self._told_steps: dict[tuple[str, int], int] = {}
+        self._told_steps: dict[object, int] = {}
+        """Of games that have ended since the newest steps of their process, or lane."""
+        self._learners_games: deque[tuple[float, int]] = deque()
+        """(when, steps) of games of which not every actor has told the steps."""
+        self._actors_told_s: dict[int, float] = {}
+        self._looked_at_actors_s = -math.inf
         self.processes: dict[tuple[str, int], ProcessState] = {}
         self.step = 0
         self.newest_s = 0.0
@@ -180,7 +202,10 @@ class RunSummary:
             if kind == "step":
                 process.stepped_s = time_s
                 self._steps += record.get("agent_steps") or 0
-                self._ended_steps += self._told_steps.pop((process.role, process.rank), 0)
+                self._ended_steps += self._told_steps.pop(_whose(record), 0)
+                if process.role == "actor":
+                    self._actors_told_s[process.rank] = time_s
+                    self._count_learners_games()
             self.step = record["step"] if self.life_begins or rolled_back else max(self.step, record["step"])
             self.life_begins = False
             self.data_points_committed = points or self.data_points_committed
@@ -188,9 +213,9 @@ class RunSummary:
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
             process.told_cpu_s += spent_s
         if kind == "episode":
-            steps, key = record.get("length_steps") or 0, (process.role, process.rank)
-            if process.role == "learner":  # its actors tell the steps
-                self._ended_steps += steps
+            steps, key = record.get("length_steps") or 0, _whose(record)
+            if process.role == "learner":
+                self._learners_games.append((time_s, steps))
             else:  # counts with its process's next steps, among which its own are
                 self._told_steps[key] = self._told_steps.get(key, 0) + steps
         if kind == "episode" and record.get("score") is not None:
@@ -203,6 +228,20 @@ class RunSummary:
         elif kind == "evaluation":
             self.evaluations.append(record)
             self.evaluations_in_all += 1
+
+    def _count_learners_games(self) -> None:
+        """Of the games that a learner has told, those until when all actors have told their steps, but for actors that
+        were silent for long; looked at once a second."""
+        if not self._learners_games or self.newest_s < self._looked_at_actors_s + 1.0:
+            return
+        self._looked_at_actors_s = self.newest_s
+        life = self.facts.lives[-1] if self.facts.lives else None
+        began_s = life.started_s if life else self.newest_s
+        ranks = range(life.counts.get("actor", 0)) if life else self._actors_told_s
+        told_s = [self._actors_told_s.get(rank, began_s) for rank in ranks or self._actors_told_s]
+        until_s = min((each for each in told_s if each > self.newest_s - ACTORS_PATIENCE_S), default=self.newest_s)
+        while self._learners_games and self._learners_games[0][0] <= until_s:
+            self._ended_steps += self._learners_games.popleft()[1]
 
     def _process(self, record: Record) -> ProcessState:
         key = (record["role"], record["rank"])
@@ -217,7 +256,8 @@ class RunSummary:
             self._last_seen_s.append(0.0)
             self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
             self._steps = self._ended_steps = 0
-            self._told_steps.clear()
+            for told in (self._told_steps, self._learners_games, self._actors_told_s):
+                told.clear()
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
         lives = self.facts.lives[life : life + 2]
         if len(lives) == 2 and lives[0].ended_s == math.inf and time_s >= lives[1].started_s - CLOCKS_S:

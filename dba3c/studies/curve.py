@@ -135,12 +135,23 @@ def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
             row = next((row for row in reversed(range(len(steps))) if steps[row] <= each.step), 0)
             while row and steps[row - 1] == steps[row]:  # the last step is that of all points after the end
                 row -= 1
-            points[row].values.update(each.values)
+            _join(points, row, each)
         else:
             before_all.update(each.values)
     if points:
         points[0].values.update(before_all)
     return [point.values for point in points]
+
+
+def _join(points: list[Point], row: int, evaluation: Point) -> None:
+    """Into that row, or where it has an evaluation into one of its own behind it, of the same progress."""
+    of_run = points[row]
+    if any(name.startswith("evaluation/") for name in of_run.values):
+        while row < len(points) and points[row].step == of_run.step and "evaluation/mean" in points[row].values:
+            row += 1
+        progress = {name: value for name, value in of_run.values.items() if name.startswith("progress/")}
+        points.insert(row, replace(of_run, values=progress))
+    points[row].values.update(evaluation.values)
 
 
 def load_curves(paths: Iterable[str | Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Curve]:

@@ -175,6 +175,14 @@ def test_a_monitor_that_was_started_again_draws_nothing_twice_and_still_stops_th
     run.release()
 
 
+def test_a_monitor_that_was_started_again_knows_the_best_mean_of_all_before_as_the_plots_do(make_up_run):
+    run = make_up_run(seconds=60, finished=False, score=lambda second: 400.0 if second < 30 else 100.0)
+    best = load_curve(run.path).recorded("score/best_mean")[-1]
+    assert best == 400.0
+    assert Monitor(run, warn=no_warning, again=True).summary.best_mean == best
+    run.release()
+
+
 def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, monkeypatch):
     from dba3c.errors import UserError
 

@@ -41,6 +41,29 @@ def test_games_that_a_learner_tells_are_weighed_against_the_steps_of_its_actors(
     assert summary_of(*told(90), acted).life_mean == 3.0
 
 
+def test_games_of_one_lane_are_not_weighed_against_the_steps_of_another():
+    lanes = [f"worker-0.{lane}" for lane in range(12)]
+    lucky = [record("episode", 0.5, file=lane, score=0.93, length_steps=20) for lane in lanes for _ in range(5)]
+    summary = summary_of(*lucky, *(record("step", 1.0, file=lane, agent_steps=1000) for lane in lanes))
+    assert summary.life_mean is None and summary.best_mean is None  # a tenth of the steps
+
+
+def test_games_that_a_learner_tells_wait_until_all_its_actors_have_told_their_steps():
+    facts = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0, {"actor": 3}),))
+    played = [record("episode", 1.0, "learner", score=3.0, length_steps=100) for _ in range(3)]
+
+    def told(rank, time_s, steps):
+        return record("step", time_s, "actor", rank, agent_steps=steps)
+
+    first = summary_of(*played, told(0, 2.0, 300), facts=facts)
+    assert first.best_mean is None  # not 300 of 300: two have not spoken
+    assert summary_of(*played, *(told(rank, 3.0 + rank, 3000) for rank in range(3)), facts=facts).best_mean is None
+    assert summary_of(*played, *(told(rank, 3.0 + rank, 100) for rank in range(3)), facts=facts).best_mean == 3.0
+    without_2 = [told(rank, 10.0 * turn, 0 if turn else 150) for turn in range(12) for rank in range(2)]
+    assert summary_of(*played, *without_2[:20], facts=facts).best_mean is None
+    assert summary_of(*played, *without_2, facts=facts).best_mean == 3.0  # it was silent for 100 s
+
+
 def games(*scores, **fields):
     return [record("episode", float(i), score=score, length_steps=1, **fields) for i, score in enumerate(scores)]
 
@@ -121,6 +144,28 @@ def test_one_long_window_does_not_slow_the_rates_down_for_ever():
     for time_s in range(61, 81):
         recent.add(float(time_s), {"commits": 20.0}, window_s=1.0)
     assert recent.per_second(80.0, "commits") == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("lanes", "window_s"), [(1, 1.0), (12, 1.0), (12, 12.0), (2, 10.0)])
+def test_windows_of_lanes_that_end_one_after_the_other_add_up_to_the_rate_of_all(lanes, window_s):
+    recent, shown = RecentSums(), []
+    ends = sorted((window_s * (turn + (lane + 1) / lanes), lane) for turn in range(40) for lane in range(lanes))
+    for end_s, lane in ends:
+        recent.add(end_s, {"agent_steps": 100.0 / lanes * window_s}, window_s, whose=lane)
+        if end_s > 20 * window_s:
+            shown.append(recent.per_second(end_s, "agent_steps"))
+    assert shown == pytest.approx([100.0] * len(shown))
+
+
+def test_a_short_window_of_one_lane_takes_no_other_lane_s_away():
+    recent, both = RecentSums(), {"agent_steps": 500.0}
+    for turn in range(1, 20):
+        recent.add(10.0 * turn, both, window_s=10.0, whose=0)
+        recent.add(10.0 * turn + 5.0, both, window_s=10.0, whose=1)
+    recent.add(191.0, {"agent_steps": 50.0}, window_s=1.0, whose=0)
+    recent.add(195.0, both, window_s=10.0, whose=1)
+    assert recent.per_second(195.0, "agent_steps") == pytest.approx(100.0, rel=0.25)
+    assert recent.horizon_s == 30.0
 
 
 def test_a_clock_that_is_set_back_leaves_the_rates_as_they_are():

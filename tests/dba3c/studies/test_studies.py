@@ -249,6 +249,19 @@ def test_an_evaluation_after_the_training_stands_where_its_checkpoint_was_writte
     assert [row.get("evaluation/mean") for row in rows] == [7.0, 400.0, None, None]
 
 
+def test_evaluations_of_several_checkpoints_between_two_rows_are_all_there():
+    training = [
+        ChartPoint({"progress/hours": step / 400, "progress/data_points": float(step), "score/mean": 1.0}, step, 0.0)
+        for step in (400, 800, 1200)
+    ]
+    means = {1000: 490.0, 1100: 480.0, 1199: 470.0}
+    told = [ChartPoint({"evaluation/mean": mean}, step, 0.0, of_evaluation=True) for step, mean in means.items()]
+    rows = _rows([*training, *told])
+    assert [row.get("evaluation/mean") for row in rows] == [None, 490.0, 480.0, 470.0, None]
+    assert [row["progress/hours"] for row in rows] == [1.0, 2.0, 2.0, 2.0, 3.0]
+    assert [row.get("score/mean") for row in rows] == [1.0, 1.0, None, None, 1.0]
+
+
 def test_a_rate_is_the_mean_until_training_ended_and_counts_what_was_undone():
     columns = {
         "progress/hours": np.arange(6) / 3600,
