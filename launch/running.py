@@ -148,6 +148,13 @@ def had_finished(run_dir: Path) -> Iterator[str]:
         yield f"this run had finished: {ended.get('reason')}; it trains on until it does so anew"
 
 
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="dba3c-")
+    except OSError as error:
+        raise UserError(f"{error.strerror or error}: set TMPDIR to a folder with room") from error
+
+
 def refuse_unbuildable(
     fork_server: ForkServer, config: TrainConfig, run_dir: Path, resume: bool, within_s: float = CHECK_TIMEOUT_S
 ) -> None:
@@ -162,7 +169,7 @@ def refuse_unbuildable(
     """
     until_s = time.monotonic() + within_s
     ended: Future[int] = Future()
-    with tempfile.TemporaryDirectory(prefix="dba3c-") as place:
+    with _temporary_folder() as place:
         why_not = Path(place) / "why_not"
         words = [config.to_json(), str(run_dir), "resume" if resume else "", str(why_not)]
         child = Child(fork_server, "launch.role:check", words, Path(place) / "said", ended.set_result, signal.SIGKILL)

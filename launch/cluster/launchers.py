@@ -97,9 +97,10 @@ LAUNCHERS = (
         sign="PMI_RANK",
         rank=("PMI_RANK",),
         world_size=("PMI_SIZE",),
-        local_rank=("MPI_LOCALRANKID",),
-        local_world_size=("MPI_LOCALNRANKS",),
-        launch_id=("PMI_JOBID", "PMI_KVSNAME"),  # of few MPICHs; what else there is are each rank's own descriptors
+        local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),  # the second ones are Cray's (PALS)
+        local_world_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        # of few MPICHs; what else there is are each rank's own descriptors
+        launch_id=("PMI_JOBID", "PMI_KVSNAME", "PALS_APID"),
     ),
     Launcher(
         name=SRUN,
@@ -187,6 +188,10 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
     if inner.name == REPLACEMENT:  # what started it is a job of its own
         return place
     for launcher in outer:
+        if (
+            launcher.name == SRUN and "SLURM_PTY_PORT" in environ
+        ):  # started from its shell, whose other tasks have ended
+            continue
         # Kubernetes numbers every indexed job's pods, also where torchrun starts what is in them.
         if launcher.name != "the environment" and _first(environ, launcher.world_size):
             _refuse_contradiction(place, _read_place(launcher, environ))
@@ -246,9 +251,9 @@ def _joined(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def _is_srun_with_pmi(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm's own PMI (MpiDefault=pmi2) set MPICH's variables: they say the same as the step's."""
-    step = _first(environ, ("SLURM_PROCID",)), _first(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
-    return "SLURM_STEP_ID" in environ and step == (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
+    """Whether Slurm's own PMI (MpiDefault=pmi2) set MPICH's variables, of this step or of a shell that it was submitted
+    from: it counts no ranks of a node, as MPICH's mpirun does."""
+    return "SLURM_STEP_ID" in environ and "MPI_LOCALNRANKS" not in environ
 
 
 def is_typed_in_its_shell(environ: Mapping[str, str]) -> bool:
@@ -288,7 +293,8 @@ def _refuse_contradiction(inner: LaunchPlace, outer: LaunchPlace) -> None:
     """``srun -N 4 torchrun`` without ``--nnodes 4`` makes four runs of one node each: surely not what was meant."""
     if outer.world_size in (1, inner.world_size):
         return
-    if inner.launcher == TORCHRUN and inner.world_size == outer.world_size * inner.local_world_size:
+    most = outer.world_size * inner.local_world_size  # of an elastic torchrun nodes may be missing
+    if inner.launcher == TORCHRUN and (inner.world_size == most or 1 < len(inner.tasks_per_node) < outer.world_size):
         return
     if inner.launcher in (MPIRUN, MPICH) and outer.launcher == SRUN:
         return  # mpirun's own daemons are what srun started

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -175,3 +177,14 @@ def test_a_life_that_cannot_count_its_starts_has_an_end_that_says_so(
     assert folder.status() == "finished"  # not "broken", as of a life without an end
     assert folder.life()["ended"]["outcome"] == "failed"
     assert "rank-0.json" in folder.life()["ended"]["reason"]
+
+
+def test_a_machine_without_room_for_temporary_files_is_one_line_that_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(UserError, match=r"No usable temporary directory found in .*: set TMPDIR to a folder with room"):
+        running._temporary_folder()

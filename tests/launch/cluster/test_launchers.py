@@ -118,6 +118,38 @@ def test_slurm_s_own_pmi_does_not_make_mpich_of_srun() -> None:
     assert detect({**shell, **MPICH, "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}).launcher == "MPICH's mpirun"
 
 
+def test_what_a_shell_on_a_cluster_with_pmi2_has_left_in_a_job_s_environment_is_not_its_ranks() -> None:
+    left = {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_FD": "12", "PMI_JOBID": "16.0"}
+    place = detect({**SRUN, **left})
+    assert (place.launcher, place.rank, place.world_size) == ("srun", 4, 5)
+
+
+def test_ranks_of_mpich_in_the_shell_of_several_tasks_are_all_mpich_s() -> None:
+    shell = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    shell["SLURM_STEP_TASKS_PER_NODE"] = "3"
+    places = [detect({**shell, **MPICH, "PMI_RANK": rank, "MPI_LOCALRANKID": rank}) for rank in "012"]
+    assert [(place.launcher, place.rank) for place in places] == [("MPICH's mpirun", rank) for rank in range(3)]
+
+
+def test_ranks_of_cray_s_mpiexec_know_how_many_share_their_node() -> None:
+    pals = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4", "PALS_APID": "a-b"}
+    place = detect(pals)
+    assert (place.rank, place.local_rank, place.local_world_size, place.launch_id) == (5, 1, 4, "a-b")
+
+
+def test_an_elastic_torchrun_under_srun_goes_on_with_fewer_nodes() -> None:
+    step = {**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_PROCID": "2"}
+    step["SLURM_NODEID"] = "2"
+    with_three = {**TORCHRUN, "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3", "RANK": "3"}
+    place = detect({**step, **with_three})
+    assert (place.launcher, place.rank, place.world_size) == ("torchrun", 3, 6)
+
+
+def test_torchrun_may_be_typed_in_the_shell_of_several_tasks() -> None:
+    shell = {**SRUN, "SLURM_PTY_PORT": "38161", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "16"}
+    assert detect({**shell, **TORCHRUN}).world_size == 8
+
+
 def of_uneven_nodes(launcher: str, nodes: list[int]) -> Iterator[dict[str, str]]:
     """What each rank is told by a launcher that fills nodes with different numbers of ranks."""
     world = sum(nodes)
