@@ -188,10 +188,8 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
     if inner.name == REPLACEMENT:  # what started it is a job of its own
         return place
     for launcher in outer:
-        if (
-            launcher.name == SRUN and "SLURM_PTY_PORT" in environ
-        ):  # started from its shell, whose other tasks have ended
-            continue
+        if launcher.name == SRUN and "SLURM_PTY_PORT" in environ:
+            continue  # typed in its shell, whose other tasks have ended
         # Kubernetes numbers every indexed job's pods, also where torchrun starts what is in them.
         if launcher.name != "the environment" and _first(environ, launcher.world_size):
             _refuse_contradiction(place, _read_place(launcher, environ))
