@@ -46,6 +46,7 @@ AXIS_NAMES = {
 """Of charts whose own name says too little."""
 _LEGEND_LETTERS = 110
 """So many have room in a row below a figure."""
+_ROWS_WITH_ROOM, _LEGEND_ROW_IN = 10, 0.17
 Pairs = Sequence[tuple[float, Estimate]]
 _DOTS_PER_INCH = 160
 Centre = Literal["iqm", "mean"]
@@ -115,7 +116,7 @@ def plain(text: str) -> str:
 
 
 def legend_below(axes: Axes, **look: Any) -> None:
-    """Every label of a figure's axes once, below them, where it covers no data."""
+    """Every label of a figure's axes once, below them, where it covers no data; many make the figure taller."""
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     labelled = [each.get_legend_handles_labels() for each in figure.axes]
@@ -124,6 +125,8 @@ def legend_below(axes: Axes, **look: Any) -> None:
         longest = max(map(len, handles)) + 8
         columns = max(1, min(len(handles), _LEGEND_LETTERS // longest))
         look = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 8, **look}
+        rows = math.ceil(len(handles) / columns)
+        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_IN * max(0, rows - _ROWS_WITH_ROOM))
         figure.legend(handles.values(), handles.keys(), **look)
 
 
@@ -310,7 +313,7 @@ def _lines(
             found.append((curve, _line(curve, x_chart, y_chart)))
         except UserError as error:
             warn(str(error))
-    if found:
+    if found and all((np.diff(line[0]) >= 0).all() for _, line in found):
         low_x, begins_last = max((line[0, 0], curve.name) for curve, line in found)
         high_x, ends_first = min((line[0, -1], curve.name) for curve, line in found)
         if low_x > high_x:
@@ -322,12 +325,13 @@ def _lines(
 
 
 def _line(curve: Curve, x_chart: str, y_chart: str) -> NDArray[np.float64]:
-    """[2, N]: places and values where both are known, places never falling (a resumed run may step back)."""
+    """[2, N]: places and values where both are known; those of progress never fall (a resumed run may step back)."""
     line = np.stack([curve.column(x_chart), curve.column(y_chart)])
     line = line[:, np.isfinite(line).all(axis=0)]
     if not line.size:
         raise UserError(f"{curve.name} has no point with both {x_chart} and {y_chart}")
-    line[0] = np.maximum.accumulate(line[0])
+    if x_chart.startswith("progress/"):
+        line[0] = np.maximum.accumulate(line[0])
     return line
 
 
@@ -341,8 +345,10 @@ def _draw_group(
         return
     for line in lines:
         axes.plot(*line, linewidth=0.5, alpha=0.35, **look)
-    if max(line[0, 0] for line in lines) > min(line[0, -1] for line in lines):  # as where one died before all others
-        axes.plot([], [], label=f"{name} ({len(lines)} runs without a common range)", linewidth=0.5, **look)
+    rise = all((np.diff(line[0]) >= 0).all() for line in lines)  # else a place has several values
+    if not rise or max(line[0, 0] for line in lines) > min(line[0, -1] for line in lines):  # one died before all others
+        why = "without a common range" if rise else "without a band"
+        axes.plot([], [], label=f"{name} ({len(lines)} runs {why})", linewidth=0.5, **look)
         return
     band = aggregate(lines, statistic)
     axes.fill_between(band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError, did_you_mean, writing
-from dba3c.runs.files import is_there, write_atomically
+from dba3c.runs.files import is_there, write_atomically, write_once
 from dba3c.runs.folder import RunFolder
 from param_servers.config import option
 
@@ -173,15 +173,30 @@ def load(folder: str | Path) -> Study:
         raise UserError(f"{path} does not declare a study ({type(error).__name__}: {error})") from error
 
 
-def save_trial(point: Point, folder: str | Path) -> None:
-    """Adds a point to the search that is declared in a folder."""
-    _write(Path(folder) / point.name / POINT_FILE, asdict(point))
+def save_trial(point: Point, folder: str | Path) -> bool:
+    """Adds a point to the search that is declared in a folder; False: another process has added one of its name."""
+    return _write(Path(folder) / point.name / POINT_FILE, asdict(point), once=True)
 
 
-def _write(path: Path, tree: dict[str, Any]) -> None:
+def saved_trial(name: str, folder: str | Path) -> Point | None:
+    """What `save_trial` has added, None where nobody has. Raises UserError: it cannot be read."""
+    path = Path(folder) / name / POINT_FILE
+    try:
+        return _point(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _write(path: Path, tree: dict[str, Any], once: bool = False) -> bool:
+    text = json.dumps(tree, indent=1) + "\n"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(tree, indent=1) + "\n")
+        if once:
+            return write_once(path, text)
+        write_atomically(path, text)
+    return True
 
 
 def _point(tree: dict[str, Any]) -> Point:

@@ -22,7 +22,7 @@ from dba3c.errors import UserError
 from dba3c.studies.curve import NothingRecorded, load_curve
 from dba3c.studies.figures import PALETTE, new_figure, plain, save, spread_names
 from dba3c.studies.results import PointResult, StudyResults, best_mean_score
-from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial
+from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial, saved_trial
 
 RANGE = re.compile(r"(?P<low>[^.].*?)\.\.(?P<high>.+)")
 """1e-5..1e-2: what a search draws a number from."""
@@ -32,6 +32,8 @@ LOG_FROM = 10.0
 TASK = "task"
 MOST_DRAWN = 30
 """Points of a figure, from the best on."""
+_LETTERS_WITH_ROOM, _LETTER_IN = 50, 0.06
+"""Of a point's label; it grows wider for longer ones."""
 
 
 def point_of(words: Sequence[str], values: Sequence[tuple[str, str]], x: float, name: str = "") -> Point:
@@ -118,9 +120,9 @@ def common_words(points: Sequence[Point]) -> tuple[str, ...]:
 class OptunaSearch:
     """The trials of one search of a study, in the study's folder. Raises UserError where Optuna is not installed."""
 
-    def __init__(self, study: Study, search: Search, folder: Path) -> None:
+    def __init__(self, search: Search, folder: Path) -> None:
         self._optuna: Any = installed()
-        self._study, self._search, self._folder = study, search, folder
+        self._search, self._folder = search, folder
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
         backend = self._optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL_FILE))
@@ -129,16 +131,18 @@ class OptunaSearch:
     def point(self, number: int) -> Point:
         """Trial `number` (from 0): as it was drawn before, or drawn now."""
         name = f"trial-{number:03d}"
-        known = [point for point in self._study.points if point.name == name]
-        if known:
-            return known[0]
+        if (known := saved_trial(name, self._folder)) is not None:  # asked of the folder: others draw trials, too
+            return known
         self._end(number)  # one drawn by a life that ended before it could say what
-        trial = self._trials(seed=number).ask()
+        trials = self._trials(seed=number)
+        trial = trials.ask()
         trial.set_user_attr(TASK, number)
         values = [(option, _drawn(trial, option, possible)) for option, *possible in self._search.axes]
         point = point_of(self._search.words, values, x=number, name=name)
-        save_trial(point, self._folder)
-        return point
+        if save_trial(point, self._folder):
+            return point
+        trials.tell(trial.number, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        return self.point(number)  # another process was first
 
     def tell(self, number: int, runs: list[Run]) -> float | None:
         """Say how good trial `number` was: the mean over its seeds of the best mean score; None, and that it failed,
@@ -255,6 +259,7 @@ def draw_points(results: StudyResults, path: Path) -> list[Path]:
         axes.plot(score.values, [place] * len(score.values), ".", alpha=0.35, markersize=4, **look)
     few = ["" if result.has_enough_games else " (too few games)" for result, _ in shown]
     labels = [plain(label_of(result, results)) + mark for (result, _), mark in zip(shown, few, strict=True)]
+    figure.set_figwidth(figure.get_figwidth() + _LETTER_IN * max(0, max(map(len, labels)) - _LETTERS_WITH_ROOM))
     axes.set_yticks(places, labels, fontsize=8)
     axes.set_ylim(0.3, len(shown) + 0.7)
     axes.set_xlabel(f"best mean score, {seeds}" + (f"; {left_out} worse points are not shown" if left_out > 0 else ""))

@@ -73,7 +73,7 @@ def study(words: Sequence[str]) -> int:
     words = list(words)
     split = words.index("--") if "--" in words else len(words)
     arguments = parse(StudyArguments, words[:split], "dba3c study")
-    folder = arguments.into or Path("studies") / arguments.name
+    folder = arguments.into or Path("studies") / arguments.name.replace("-", "_")
     if arguments.list or arguments.task is not None:
         what = "what a study is declared with; --list and --task read one that is there"
         refuse_given(arguments, [each.name for each in fields(Shape)], what)

@@ -186,7 +186,7 @@ def name_of(common: Sequence[str], axes: Sequence[tuple[str, ...]]) -> str:
 def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) -> int:
     """All trials that are left, or one of them; see `launch.cli.study.go_on`."""
     trials = drawn_from.trials
-    drawn, failed = OptunaSearch(declared, drawn_from, folder), 0
+    drawn, failed = OptunaSearch(drawn_from, folder), 0
     for number in range(trials) if task is None else (task,):
         point = drawn.point(number)
         runs = list(declared.runs(folder, [point]))

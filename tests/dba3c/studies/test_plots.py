@@ -13,6 +13,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, load_curves
 from dba3c.studies.figures import (
+    _line,
     aggregate,
     draw_times,
     finish,
@@ -172,6 +173,22 @@ def test_runs_of_one_configuration_are_seeds_of_one_line_whatever_is_kept_of_the
         "a … c": ["a", "c"],
         "b": ["b"],
     }
+
+
+def test_a_legend_of_many_lines_leaves_the_axes_their_room(tmp_path, recwarn):
+    names = [f"learning-rate-1e-4,entropy-cost-{number} (mean of 3 runs, range of 3 seeds)" for number in range(40)]
+    plot_learning_curves({name: [curve_of([1.0, 2.0], name)] for name in names}, tmp_path / "figure")
+    assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
+
+
+def test_only_the_places_of_progress_never_fall(tmp_path):
+    falling = curve_of([1.0, 2.0, 3.0])
+    columns = {**falling.columns, "schedule/learning_rate": np.array([3e-3, 2e-3, 1e-3])}
+    curve = dataclasses.replace(falling, columns=columns)
+    assert _line(curve, "schedule/learning_rate", "score/mean")[0].tolist() == [3e-3, 2e-3, 1e-3]
+    plot_learning_curves({"two": [curve, curve]}, tmp_path / "figure", x="schedule/learning_rate")
+    rolled_back = dataclasses.replace(falling, columns={**falling.columns, "progress/frames": np.array([4.0, 9, 5])})
+    assert _line(rolled_back, "progress/frames", "score/mean")[0].tolist() == [4, 9, 9]
 
 
 def test_runs_of_one_folder_name_are_told_apart_by_their_parents(tmp_path, monkeypatch, capsys):

@@ -13,8 +13,8 @@ from dba3c.errors import UserError
 from dba3c.studies import sweep as studies_sweep
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.study import Point, Run, load
-from dba3c.studies.sweep import JOURNAL_FILE, _drawn, grid, range_of, ranked, searched, told, words_of
+from dba3c.studies.study import Point, Run, Search, load
+from dba3c.studies.sweep import JOURNAL_FILE, OptunaSearch, _drawn, grid, range_of, ranked, searched, told, words_of
 from launch.cli import sweep
 from launch.cli.main import main
 from launch.cli.sweep import SweepArguments, extended, split
@@ -219,6 +219,27 @@ def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
     assert more.search is not None and more.search.trials == 9
     searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "search")
     assert load(tmp_path / "search").search == more.search
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "meanwhile"])
+def test_what_another_process_of_the_search_has_drawn_is_not_drawn_again(tmp_path, monkeypatch, late):
+    optuna = pytest.importorskip("optuna")
+    search = Search(trials=20, words=("CartPole-v1",), axes=(("learning-rate", "1e-4..1e-2"),))
+    mine, theirs = (OptunaSearch(search, tmp_path) for _ in range(2))
+    for number in range(11):  # beyond Optuna's random ones, which would be the same
+        mine.point(number)
+        mine._end(number, float(number))
+    drawn = theirs.point(11)
+    if late:
+        real, asked = studies_sweep.saved_trial, []  # the first look comes before the other's draw
+        monkeypatch.setattr(studies_sweep, "saved_trial", lambda *of: real(*of) if asked else asked.append(of))
+        monkeypatch.setattr(mine, "_end", lambda number: None)
+    assert mine.point(11) == drawn
+    trials = theirs._trials(seed=0).get_trials()
+    assert [trial.state for trial in trials[11:]] == [
+        optuna.trial.TrialState.RUNNING,
+        *[optuna.trial.TrialState.FAIL] * late,
+    ]
 
 
 def test_a_point_s_own_words_are_told_also_where_an_option_has_no_value():
