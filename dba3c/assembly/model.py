@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -103,6 +104,8 @@ def build_policy(
 def build_module(config: TrainConfig, spaces: Spaces) -> nn.Module:
     """What the run's parameters are: a function of the configuration and its seed alone."""
     algorithm, seed, replay = config.algorithm.algorithm, config.run.seed, config.replay
+    if seed >= 1 << 32:  # of which torch's generator takes no more bits
+        seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     if algorithm == "r2d2":
         lstm_size, dueling_size = replay.memory_size, replay.dueling_size
         return build_q_network(

@@ -56,16 +56,18 @@ def console(config: EnvironmentConfig, seed: int = 0) -> ALEInterface:
 
 def native_consoles(config: EnvironmentConfig, num_envs: int, **others: int) -> AtariVectorEnv:
     """ale-py's vector environment of whole games and raw rewards, played as configured but for `others`."""
+    frame_skip = config.frame_skip_range[0]
     options: dict[str, Any] = {
         "num_threads": min(config.env_threads, num_envs),
-        "max_num_frames_per_episode": config.max_episode_frames,
+        # whole agent steps: of one that ale-py breaks off nobody would see the last screen
+        "max_num_frames_per_episode": -(-config.max_episode_frames // frame_skip) * frame_skip,
         "repeat_action_probability": config.repeat_action_probability,
         "full_action_space": config.full_action_space,
         "img_height": config.screen_size,
         "img_width": config.screen_size,
         "grayscale": config.grayscale,
         "stack_num": config.frame_stack,
-        "frameskip": config.frame_skip_range[0],
+        "frameskip": frame_skip,
         "noop_max": config.noop_max,
         "use_fire_reset": config.fire_on_reset,
         "reward_clipping": False,
@@ -178,7 +180,8 @@ class RandomSkipConsoles:
         return reward, ale.game_over()
 
     def _start_game(self, index: int) -> None:
-        """A new game as ale-py's vector environment starts it: FIRE for a frame, then 0 to noop_max - 1 no-ops."""
+        """A new game as ale-py's vector environment starts it: 0 to noop_max - 1 frames of doing nothing; a frame of
+        FIRE, where it is pressed, comes before the others and is one of them."""
         ale = self._consoles[index]
         ale.reset_game()
         fires = self._config.fire_on_reset and Action.FIRE in self.actions

@@ -185,8 +185,8 @@ class EnvironmentConfig:
     """Atari: height and width, in pixels, that screens are resized to."""
 
     noop_max: int = option(30, least=0, family="atari")
-    """Atari: a game starts with fewer than this many frames of doing nothing, drawn at random (30: 0 to 29); 0 for
-    none."""
+    """Atari: a game starts with fewer than this many frames of doing nothing, drawn at random (30: 0 to 29; a frame of
+    FIRE is one of them); 0 for none."""
 
     episodic_life: bool = option(False, family="atari")
     """Atari: in the training view a lost life is `terminated`; the game goes on. Evaluation plays full games."""

@@ -248,6 +248,8 @@ def _write(
             begin = _write(part, value[key], row, begin, f"{where}[{key!r}]", pictures)
         return begin
     if isinstance(space, spaces.Tuple):
+        if isinstance(value, (dict, Mapping)):
+            raise ValueError(f"{where} is a {type(value).__name__} and no tuple")
         if len(value) != len(space.spaces):
             raise ValueError(f"{where} of {len(value)} parts instead of {len(space.spaces)}")
         for index, part in enumerate(space.spaces):

@@ -161,7 +161,7 @@ class RunSummary:
         self.facts = facts
         self.scores = Scores(facts.stop_games)
         self.life_scores = Scores(facts.stop_games)
-        """Of the newest life: games before a crash may have been played by parameters that were lost with it."""
+        """Of the newest life since its last roll-back: games before may be of parameters that were lost."""
         self.best_mean: float | None = None
         """The highest `life_mean`, of any life."""
         self._life_mean: float | None = None
@@ -199,6 +199,8 @@ class RunSummary:
             points = record.get("data_points_total") or 0.0
             rolled_back = 0 < points < process.latest.get("data_points_total", 0)
             process.add(record)
+            if rolled_back:
+                self._forget_games()
             if kind == "step":
                 process.stepped_s = time_s
                 self._steps += record.get("agent_steps") or 0
@@ -254,15 +256,19 @@ class RunSummary:
         life = said if isinstance(said, int) and 0 <= said < len(self.facts.lives) else self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
-            self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
-            self._steps = self._ended_steps = 0
-            for told in (self._told_steps, self._learners_games, self._actors_told_s):
-                told.clear()
+            self._forget_games()
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
         lives = self.facts.lives[life : life + 2]
         if len(lives) == 2 and lives[0].ended_s == math.inf and time_s >= lives[1].started_s - CLOCKS_S:
             return  # it was killed, nobody noted when: perhaps the next life's, from a clock that is behind
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
+
+    def _forget_games(self) -> None:
+        """Those until now may have been played by parameters that are lost."""
+        self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
+        self._steps = self._ended_steps = 0
+        for told in (self._told_steps, self._learners_games, self._actors_told_s):
+            told.clear()
 
     def judge(self) -> None:
         """Renew `life_mean` and `best_mean`; to be called when the records of all processes until now are here."""

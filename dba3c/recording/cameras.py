@@ -76,11 +76,15 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
     can_draw = config.family in ("custom", "gymnasium")
     environments = make_vector_environment(config, 1, seed, "evaluation", make_and_keep if can_draw else None)
     draws = can_draw and made[0].render_mode == "rgb_array"
-    if not draws:
-        try:
-            _check_is_picture(environments, config.env_id)
-        except UserError as error:
-            raise (refused or [error])[0] from error
+    if draws and config.family == "gymnasium" and "rgb_array" not in (made[0].metadata.get("render_modes") or ()):
+        draws = not _is_picture(environments)  # it keeps what it is given, and says that it cannot do it
+    if not draws and not _is_picture(environments):
+        environments.close()
+        no_picture = UserError(
+            f"{config.env_id} cannot be filmed: it was made without render_mode='rgb_array' (which costs nothing until "
+            "a game is filmed), and its observations are not pictures"
+        )
+        raise (refused or [no_picture])[0]
     frames_per_s = FAMILIES[config.family].frames_per_s
     fps = made[0].metadata.get("render_fps") if can_draw else frames_per_s and frames_per_s / config.frames_per_step
     actions = environments.action_space
@@ -142,14 +146,10 @@ def _why(error: BaseException) -> str:
     return "pygame is not installed: pip install 'dba3c[classic-control]'" if "pygame" in said else said
 
 
-def _check_is_picture(environments: VectorEnvironment, env_id: str) -> None:
+def _is_picture(environments: VectorEnvironment) -> bool:
+    """Whether what it is observed by can be shown."""
     space = environments.observation_space
-    if space.dtype != np.uint8 or space.shape is None or len(space.shape) != 3 or space.shape[0] not in (1, 3):
-        environments.close()
-        raise UserError(
-            f"{env_id} cannot be filmed: it was made without render_mode='rgb_array' (which costs nothing until "
-            "a game is filmed), and its observations are not pictures"
-        )
+    return space.dtype == np.uint8 and space.shape is not None and len(space.shape) == 3 and space.shape[0] in (1, 3)
 
 
 def _of_console(config: EnvironmentConfig, seed: int) -> Camera:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import subprocess
 from collections.abc import Generator
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +35,9 @@ _GIF_COLOURS = 32
 _GIF_LEAST_PICTURES = 40
 _GIF_SHORTEST_S = 1 / 15
 _GIF_LONGEST_S = 1 / 10
+_GIF_SLOWEST_S = 1.0  # equal pictures in a row become one, which lasts 655 s at most
 _LEAST_HEIGHT = 400
+_LARGEST_WIDTH = 16_384  # of H.264's encoder
 _BACKGROUND = (24, 26, 31)
 _TEXT = (224, 226, 230)
 _BAR = (0, 114, 178)  # Okabe and Ito's blue and orange: told apart by everyone
@@ -48,10 +52,15 @@ class Mp4Writer:
         self.pictures = 0
         self._pictures_per_s = pictures_per_s
         self._temporary = _beside(path, ".mp4")
+        self._shape: tuple[int, ...] = ()
         self._ffmpeg: Generator[None, Any, None] | None = None
 
     def add(self, picture: np.ndarray) -> None:
-        """The next picture; all of one size. Raises UserError when ffmpeg stopped taking them."""
+        """The next picture. Raises UserError when it is of another size, or ffmpeg stopped taking them."""
+        self._shape = self._shape or picture.shape
+        if picture.shape != self._shape:
+            sizes = f"{list(picture.shape)} after {list(self._shape)}"
+            raise UserError(f"cannot encode {self.path}: a film has pictures of one size, and got {sizes}")
         try:
             if self._ffmpeg is None:
                 self._ffmpeg = self._start(picture)
@@ -97,17 +106,26 @@ class Mp4Writer:
         # ffmpeg's exit code is not handed on: a full disk shows in the number of pictures
         written = 0
         if self._temporary.exists():
-            with contextlib.suppress(OSError, RuntimeError):
-                written, _ = imageio_ffmpeg.count_frames_and_secs(str(self._temporary))
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                written = _pictures_in(self._temporary)
         if written != self.pictures or written == 0:
             raise UserError(f"cannot write {self.path}: {written} of {self.pictures} pictures were encoded")
         with writing(self.path):
             os.replace(self._temporary, self.path)
 
 
+def _pictures_in(path: Path) -> int:
+    """As `imageio_ffmpeg.count_frames_and_secs`, whose ffmpeg reads this process's input: it takes what is meant for
+    others, and on a terminal stops a job in the background."""
+    words = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", str(path), "-map", "0:v:0", "-f", "null", "-"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_FFMPEG_END_S, check=True)
+    found = re.findall(rb"frame=\s*(\d+)", done.stderr)
+    return int(found[-1]) if found else 0
+
+
 def enlarge(picture: np.ndarray) -> np.ndarray:
-    """The picture times the smallest whole factor that makes it 400 high, pixels kept sharp."""
-    factor = -(-_LEAST_HEIGHT // picture.shape[0])
+    """The picture times the smallest whole factor that makes it 400 high, or as wide as can be; pixels kept sharp."""
+    factor = min(-(-_LEAST_HEIGHT // picture.shape[0]), _LARGEST_WIDTH // picture.shape[1])
     return picture.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else picture
 
 
@@ -170,7 +188,8 @@ class GifWriter:
         # the rarest colours, a ball's, must not be averaged away: median cut on unscaled pictures keeps them
         palette = Image.fromarray(np.concatenate([np.asarray(image) for image in sample])).quantize(_GIF_COLOURS)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._kept]
-        duration_s = min(self._every / self._pictures_per_s, max(_GIF_LONGEST_S, 1 / self._pictures_per_s))
+        longest_s = min(_GIF_SLOWEST_S, max(_GIF_LONGEST_S, 1 / self._pictures_per_s))
+        duration_s = min(self._every / self._pictures_per_s, longest_s)
         ends_ms = [10 * round(100 * duration_s * number) for number in range(len(frames) + 1)]  # GIFs know whole 10 ms
         durations_ms = [end - start for start, end in pairwise(ends_ms)]
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations_ms, loop=0, optimize=False)

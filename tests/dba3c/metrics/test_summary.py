@@ -64,6 +64,23 @@ def test_games_that_a_learner_tells_wait_until_all_its_actors_have_told_their_st
     assert summary_of(*played, *without_2, facts=facts).best_mean == 3.0  # it was silent for 100 s
 
 
+def test_games_before_a_roll_back_do_not_count_for_the_stop_score():
+    before = [record("episode", 1.0, score=300.0, length_steps=10) for _ in range(3)]
+    served = [record("server", 2.0, "server", step=1900, data_points_total=304_000)]
+    after = [record("server", 3.0, "server", step=1001, data_points_total=160_160)]
+    summary = summary_of(*before, record("step", 1.5, agent_steps=30), *served)
+    assert summary.life_mean == 300.0
+    for each in (*after, *(record("episode", 4.0, score=1.0, length_steps=10) for _ in range(2))):
+        summary.add(each)
+    summary.add(record("step", 5.0, agent_steps=20))
+    summary.judge()
+    assert summary.life_mean is None and summary.best_mean == 300.0
+    summary.add(record("episode", 6.0, score=1.0, length_steps=10))
+    summary.add(record("step", 7.0, agent_steps=10))
+    summary.judge()
+    assert summary.life_mean == 1.0
+
+
 def games(*scores, **fields):
     return [record("episode", float(i), score=score, length_steps=1, **fields) for i, score in enumerate(scores)]
 

@@ -287,6 +287,22 @@ def test_a_registered_environment_that_draws_nothing_is_filmed_by_what_it_shows(
         make_camera(EnvironmentConfig(env_id="Undrawn-v0"), 0)
 
 
+@pytest.mark.parametrize("modes", [[], ["human"]])
+def test_an_environment_that_takes_any_render_mode_and_draws_none_is_filmed_by_what_it_shows(
+    opened, monkeypatch, modes
+):
+    class KeepsTheMode(Pictured):
+        def __init__(self, render_mode=None):
+            super().__init__()
+            self.metadata, self.render_mode = {"render_modes": modes}, render_mode
+
+    spec = gymnasium.envs.registration.EnvSpec("KeepsTheMode-v0", KeepsTheMode)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    camera = make_camera(EnvironmentConfig(env_id="KeepsTheMode-v0"), 0)
+    opened.append(camera.environments)
+    assert np.array_equal(camera.pictures(camera.environments.reset())[0], Pictured().render_as_observation())
+
+
 def test_what_cannot_be_filmed_without_pygame_says_which_extra_has_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
     camera = make_camera(EnvironmentConfig(env_id="CartPole-v1"), seed=0)

@@ -1,6 +1,7 @@
 """Films: every picture of the game, whole files or none."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation.full_games import GamesAbandoned
 from dba3c.recording import recorder
 from dba3c.recording.recorder import RecordedGame, record_game
-from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, shrink
+from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.folder import RunFolder
@@ -161,6 +162,41 @@ def test_an_mp4_decodes_to_as_many_pictures_as_were_filmed(tmp_path: Path) -> No
     pictures = decoded(tmp_path / "game.mp4")
     assert len(pictures) == video.pictures == 17 and pictures[0].shape == (48, 32, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["game.mp4"]
+
+
+def test_a_picture_of_another_size_ends_a_film_with_one_line_and_no_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"pictures of one size, and got \[60, 40, 3\] after \[40, 60, 3\]"),
+        Mp4Writer(tmp_path / "game.mp4", 30.0) as video,
+    ):
+        video.add(np.zeros((40, 60, 3), np.uint8))
+        video.add(np.zeros((60, 40, 3), np.uint8))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_count_of_a_film_s_pictures_reads_nothing_that_is_meant_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *of, **options: given.update(options) or real(*of, **options))
+    with Mp4Writer(tmp_path / "game.mp4", 30.0) as video:
+        video.add(np.zeros((32, 32, 3), np.uint8))
+    assert given["stdin"] == subprocess.DEVNULL
+
+
+def test_a_low_wide_picture_is_enlarged_as_far_as_can_be_encoded(tmp_path: Path) -> None:
+    with Mp4Writer(tmp_path / "game.mp4", 30.0) as video:
+        video.add(enlarge(np.zeros((4, 200, 3), np.uint8)))
+    assert decoded(tmp_path / "game.mp4")[0].shape == (4 * 81, 200 * 81, 3)
+    assert enlarge(np.zeros((210, 160, 3), np.uint8)).shape == (420, 320, 3)
+
+
+def test_a_gif_of_a_slow_game_that_stands_still_is_written(tmp_path: Path) -> None:
+    gif = GifWriter(0.5)
+    for _ in range(400):
+        gif.add(np.zeros((20, 16, 3), np.uint8))
+    assert gif.save(tmp_path / "game.gif") == 400
 
 
 def test_an_mp4_of_nothing_is_an_error_and_no_file(tmp_path: Path) -> None:

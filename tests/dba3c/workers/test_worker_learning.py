@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dba3c.algorithms.config import AlgorithmConfig
-from dba3c.assembly.model import build_model, spaces_of
-from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.assembly.model import build_model, initial_parameters, spaces_of
+from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
@@ -88,3 +88,10 @@ def test_what_a_worker_cannot_learn_by_is_refused() -> None:
     with pytest.raises(UserError, match="_lstm"):
         TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mlp_lstm"))
     TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mine:without_lstm"))
+
+
+def test_seeds_that_differ_beyond_32_bits_give_other_first_parameters() -> None:
+    config = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
+    seeded = (replace_options(config, seed=seed) for seed in (1, 2, 1 + 2**32))
+    first, other, far = (initial_parameters(each)[1].tolist() for each in seeded)
+    assert first != far and first != other
