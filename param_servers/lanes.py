@@ -210,7 +210,7 @@ def _end(processes: Sequence[ForkProcess]) -> None:
     """They have heard that it is over; who does not end is ended."""
     give_up_s = time.monotonic() + CLOSE_S
     for process in processes:
-        if process.pid is not None:
+        if process.pid is not None and process.is_alive():  # a fork of its may hold open what `join` waits for
             process.join(max(0.0, give_up_s - time.monotonic()))
             if process.is_alive():
                 process.kill()
@@ -262,6 +262,9 @@ class _Link:
     def receive(self, expected: _Kind, is_over: Patience | None = None) -> _Message:
         is_over = is_over or _patience(self.timeout_s)
         while not self._poll.poll(NAP_S * 1000):
+            # a fork of its environment's may hold its end of the socket open
+            if self._process is not None and not self._process.is_alive() and not self._poll.poll(0):
+                self._lost()
             if is_over():
                 raise LaneLost(f"{self._who} has been silent for {self.timeout_s:g} s")
         try:

@@ -36,7 +36,7 @@ from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.optim import ClippedExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.timeouts import LAST_WORDS_S, NAP_S, Timeouts
+from param_servers.timeouts import NAP_S, Timeouts
 from param_servers.wire.handshake import check_secret
 from param_servers.wire.tcp_sockets import listen_address
 
@@ -78,7 +78,7 @@ def serve(
             raise ConfigError("steps and should_stop both say when the run ends: give one of them")
         options["should_stop"] = lambda step, data_points: f"{last_step} steps" if step >= last_step else None
     with _asked_by_ctrl_c(shard) as interrupted:
-        asked = _once_others_may_hear(options.pop("should_stop", never))
+        asked: ShouldStop = options.pop("should_stop", never)
         return ParameterServer(
             shard=shard,
             plan=plan,
@@ -90,20 +90,6 @@ def serve(
             should_stop=lambda step, data_points: interrupted() or asked(step, data_points),
             **options,
         ).run()
-
-
-def _once_others_may_hear(asked: ShouldStop) -> ShouldStop:
-    """What ends a run before a step of this life is asked for after the time of last words: a finished run that is
-    started again ends at once, and the other processes are on their way, to hear of it."""
-    began_s, first_step = time.monotonic(), -1
-
-    def later(step: int, data_points: int) -> str | None:
-        nonlocal first_step
-        first_step = step if first_step < 0 else first_step
-        is_early = step == first_step and time.monotonic() - began_s < LAST_WORDS_S
-        return None if is_early else asked(step, data_points)
-
-    return later
 
 
 @contextlib.contextmanager

@@ -172,7 +172,7 @@ class RunSummary:
         self._learners_games: deque[tuple[float, int]] = deque()
         """(when, steps) of games of which not every actor has told the steps."""
         self._actors_told_s: dict[int, float] = {}
-        self._looked_at_actors_s = -math.inf
+        self._looked_at_actors_s = self._games_since_s = -math.inf
         self.processes: dict[tuple[str, int], ProcessState] = {}
         self.step = 0
         self.newest_s = 0.0
@@ -200,7 +200,7 @@ class RunSummary:
             rolled_back = 0 < points < process.latest.get("data_points_total", 0)
             process.add(record)
             if rolled_back:
-                self._forget_games()
+                self._forget_games(time_s, games_go_on=True)
             if kind == "step":
                 process.stepped_s = time_s
                 self._steps += record.get("agent_steps") or 0
@@ -237,10 +237,11 @@ class RunSummary:
         if not self._learners_games or self.newest_s < self._looked_at_actors_s + 1.0:
             return
         self._looked_at_actors_s = self.newest_s
-        life = self.facts.lives[-1] if self.facts.lives else None
-        began_s = life.started_s if life else self.newest_s
-        ranks = range(life.counts.get("actor", 0)) if life else self._actors_told_s
-        told_s = [self._actors_told_s.get(rank, began_s) for rank in ranks or self._actors_told_s]
+        life = len(self._last_seen_s) - 1
+        actors = self.facts.lives[life].counts.get("actor", 0) if life < len(self.facts.lives) else 0
+        not_since_s = math.nextafter(self._games_since_s, -math.inf)  # who has told nothing yet
+        told_s = [self._actors_told_s.get(rank, not_since_s) for rank in range(actors)]
+        told_s = told_s or [*self._actors_told_s.values()]
         until_s = min((each for each in told_s if each > self.newest_s - ACTORS_PATIENCE_S), default=self.newest_s)
         while self._learners_games and self._learners_games[0][0] <= until_s:
             self._ended_steps += self._learners_games.popleft()[1]
@@ -256,17 +257,20 @@ class RunSummary:
         life = said if isinstance(said, int) and 0 <= said < len(self.facts.lives) else self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
-            self._forget_games()
+            self._forget_games(time_s)
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
         lives = self.facts.lives[life : life + 2]
         if len(lives) == 2 and lives[0].ended_s == math.inf and time_s >= lives[1].started_s - CLOCKS_S:
             return  # it was killed, nobody noted when: perhaps the next life's, from a clock that is behind
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
-    def _forget_games(self) -> None:
-        """Those until now may have been played by parameters that are lost."""
+    def _forget_games(self, now_s: float, games_go_on: bool = False) -> None:
+        """Those until now may have been played by parameters that are lost. Of games that go on, what was played before
+        does not count when they end."""
+        ended = self._ended_steps + sum(self._told_steps.values()) + sum(steps for _, steps in self._learners_games)
         self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
-        self._steps = self._ended_steps = 0
+        self._ended_steps = -max(0, self._steps - ended) if games_go_on else 0
+        self._steps, self._games_since_s = 0, now_s
         for told in (self._told_steps, self._learners_games, self._actors_told_s):
             told.clear()
 

@@ -27,6 +27,7 @@ from param_servers.errors import first_line
 
 _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel graphics
 _FFMPEG_END_S = 120.0
+_LEAST_DECODED_PER_S = 10.0
 GIF_LIMIT_BYTES = 2_000_000
 _GIF_MOST_PICTURES = 600
 _GIF_LARGEST_WIDTH = 240
@@ -106,26 +107,33 @@ class Mp4Writer:
         # ffmpeg's exit code is not handed on: a full disk shows in the number of pictures
         written = 0
         if self._temporary.exists():
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                written = _pictures_in(self._temporary)
+            timeout_s = _FFMPEG_END_S + self.pictures / _LEAST_DECODED_PER_S
+            try:
+                written = _pictures_in(self._temporary, timeout_s)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"cannot write {self.path}: its {self.pictures} pictures were not counted within {timeout_s:.0f} s"
+                ) from None
+            except (OSError, subprocess.CalledProcessError):
+                pass  # what it holds is no film: none of its pictures was written
         if written != self.pictures or written == 0:
             raise UserError(f"cannot write {self.path}: {written} of {self.pictures} pictures were encoded")
         with writing(self.path):
             os.replace(self._temporary, self.path)
 
 
-def _pictures_in(path: Path) -> int:
+def _pictures_in(path: Path, timeout_s: float) -> int:
     """As `imageio_ffmpeg.count_frames_and_secs`, whose ffmpeg reads this process's input: it takes what is meant for
     others, and on a terminal stops a job in the background."""
     words = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", str(path), "-map", "0:v:0", "-f", "null", "-"]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_FFMPEG_END_S, check=True)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True)
     found = re.findall(rb"frame=\s*(\d+)", done.stderr)
     return int(found[-1]) if found else 0
 
 
 def enlarge(picture: np.ndarray) -> np.ndarray:
     """The picture times the smallest whole factor that makes it 400 high, or as wide as can be; pixels kept sharp."""
-    factor = min(-(-_LEAST_HEIGHT // picture.shape[0]), _LARGEST_WIDTH // picture.shape[1])
+    factor = min(-(-_LEAST_HEIGHT // picture.shape[0]), (_LARGEST_WIDTH - FILM_PANEL.width) // picture.shape[1])
     return picture.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else picture
 
 

@@ -124,12 +124,14 @@ def load_curve(
 def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
     """The points' values. An evaluation joins the point at which its checkpoint was written."""
     points: list[Point] = []
-    before_all: dict[str, float] = {}
+    before_all: list[Point] = []
     for each in happened:
         if not isinstance(each, Point):
             continue
         if not each.of_evaluation:
             points.append(each)
+            while before_all:
+                _join(points, 0, before_all.pop(0))
         elif points:
             steps = [point.step for point in points]
             row = next((row for row in reversed(range(len(steps))) if steps[row] <= each.step), 0)
@@ -137,9 +139,7 @@ def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
                 row -= 1
             _join(points, row, each)
         else:
-            before_all.update(each.values)
-    if points:
-        points[0].values.update(before_all)
+            before_all.append(each)
     return [point.values for point in points]
 
 

@@ -133,13 +133,13 @@ class OptunaSearch:
         name = f"trial-{number:03d}"
         if (known := saved_trial(name, self._folder)) is not None:  # asked of the folder: others draw trials, too
             return known
-        self._end(number)  # one drawn by a life that ended before it could say what
         trials = self._trials(seed=number)
         trial = trials.ask()
         trial.set_user_attr(TASK, number)
         values = [(option, _drawn(trial, option, possible)) for option, *possible in self._search.axes]
         point = point_of(self._search.words, values, x=number, name=name)
         if save_trial(point, self._folder):
+            self._end(number, but=trial.number)  # one drawn by a life that ended before it could say what
             return point
         trials.tell(trial.number, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
         return self.point(number)  # another process was first
@@ -156,13 +156,14 @@ class OptunaSearch:
         self._end(number, value)
         return value
 
-    def _end(self, number: int, value: float | None = None) -> None:
-        """What has been drawn for trial `number` and is not finished had this value; None: it failed."""
+    def _end(self, number: int, value: float | None = None, but: int = -1) -> None:
+        """What has been drawn for trial `number` and is not finished had this value; None: it failed. `but`: which of
+        Optuna's own numbers goes on."""
         state = self._optuna.trial.TrialState.FAIL if value is None else None
         trials = self._trials(seed=number)
         for trial in trials.get_trials(deepcopy=False):
-            if trial.user_attrs.get(TASK) == number and not trial.state.is_finished():
-                trials.tell(trial.number, value, state=state)
+            if trial.user_attrs.get(TASK) == number and trial.number != but and not trial.state.is_finished():
+                trials.tell(trial.number, value, state=state, skip_if_finished=True)
 
     def _trials(self, seed: int) -> Any:
         """Optuna's study. The same trials before give the same next one."""

@@ -188,8 +188,8 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
     if inner.name == REPLACEMENT:  # what started it is a job of its own
         return place
     for launcher in outer:
-        if launcher.name == SRUN and "SLURM_PTY_PORT" in environ:
-            continue  # typed in its shell, whose other tasks have ended
+        if launcher.name == SRUN and "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0":
+            continue  # typed in its shell, the first task; the others have ended
         # Kubernetes numbers every indexed job's pods, also where torchrun starts what is in them.
         if launcher.name != "the environment" and _first(environ, launcher.world_size):
             _refuse_contradiction(place, _read_place(launcher, environ))
@@ -251,7 +251,7 @@ def _joined(environ: Mapping[str, str], names: Sequence[str]) -> str:
 def _is_srun_with_pmi(environ: Mapping[str, str]) -> bool:
     """Whether Slurm's own PMI (MpiDefault=pmi2) set MPICH's variables, of this step or of a shell that it was submitted
     from: it counts no ranks of a node, as MPICH's mpirun does."""
-    return "SLURM_STEP_ID" in environ and "MPI_LOCALNRANKS" not in environ
+    return "SLURM_STEP_ID" in environ and not environ.keys() & {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}
 
 
 def is_typed_in_its_shell(environ: Mapping[str, str]) -> bool:

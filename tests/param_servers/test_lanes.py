@@ -275,6 +275,23 @@ def test_memory_that_cannot_be_had_is_refused_with_the_arithmetic(monkeypatch: p
     assert "2 lanes share 2 + 2 + 1 times 4.0 MB = 20 MB" in str(refused.value)
 
 
+def test_a_killed_lane_is_noticed_at_once_though_a_fork_of_its_lives_on(tmp_path: Path) -> None:
+    def main(lane):
+        if lane.index == 1:
+            helper = os.fork()
+            if not helper:
+                signal.pause()
+            (tmp_path / "helper").write_text(str(helper))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lane.total([1.0])[0]
+
+    try:
+        with pytest.raises(LaneLost, match=r"^lane 1 died \(exit code -9\)$"):
+            run_in_lanes(2, main, timeouts=TIMEOUTS)
+    finally:
+        os.kill(int((tmp_path / "helper").read_text()), signal.SIGKILL)
+
+
 def test_what_lane_0_raises_ends_the_others():
     def main(lane):
         exchange = lane.exchange(local, NUMEL)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -20,7 +19,6 @@ from param_servers.errors import ConfigError, RunBroken
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.running import connect, serve, shared_secret, train_on_one_machine
 from param_servers.servers.server import ParameterServer
-from param_servers.timeouts import LAST_WORDS_S
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 
@@ -278,19 +276,6 @@ def test_a_shared_secret_is_drawn_once_and_refused_where_others_may_read_it(
     monkeypatch.setenv("HOME", str(file))
     with pytest.raises(ConfigError, match=r"the secret cannot be kept in .*: Not a directory: give one \(secret=\)"):
         shared_secret()
-
-
-def test_a_finished_run_that_is_started_again_leaves_others_the_time_to_hear_of_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: now_s))
-    asked = running._once_others_may_hear(lambda step, data_points: f"{step} steps")
-    assert asked(7, 0) is None
-    now_s += LAST_WORDS_S
-    assert asked(7, 0) == "7 steps"
-    soon = running._once_others_may_hear(lambda step, data_points: f"{step} steps")
-    assert (soon(7, 0), soon(8, 0)) == (None, "8 steps")  # everybody is there once a step is made
 
 
 def test_a_server_listens_at_its_address_whatever_interface_the_others_are_told(

@@ -81,6 +81,34 @@ def test_games_before_a_roll_back_do_not_count_for_the_stop_score():
     assert summary.life_mean == 1.0
 
 
+def test_of_games_that_go_on_after_a_roll_back_only_what_was_played_since_counts():
+    played = [record("step", 1.0, agent_steps=29_700), record("server", 2.0, "server", data_points_total=304_000)]
+    summary = summary_of(*played, record("server", 3.0, "server", data_points_total=160_160))
+    for _ in range(3):
+        summary.add(record("episode", 4.0, score=400.0, length_steps=9_950))
+    summary.add(record("step", 5.0, agent_steps=300))
+    summary.judge()
+    assert summary.life_mean is None  # 150 of 300 steps
+    summary.add(record("episode", 6.0, score=400.0, length_steps=150))
+    summary.add(record("step", 7.0, agent_steps=20))
+    summary.judge()
+    assert summary.life_mean == 400.0
+
+
+def test_after_a_roll_back_and_in_an_earlier_life_a_learner_s_games_wait_for_its_actors_too():
+    lives = (Life(0.0, 8.0, {"actor": 3}), Life(900.0, 8.0, {"actor": 1}))
+    played = [record("episode", 501.0, "learner", score=3.0, length_steps=100) for _ in range(3)]
+    before = [
+        record("server", 499.0, "learner", data_points_total=9),
+        record("server", 500.0, "learner", data_points_total=5),
+    ]
+    first = record("step", 502.0, "actor", 0, agent_steps=300)
+    for facts in (RunFacts("run", stop_games=3, lives=lives[:1]), RunFacts("run", stop_games=3, lives=lives)):
+        assert summary_of(*before, *played, first, facts=facts).best_mean is None
+        others = [record("step", 503.0 + rank, "actor", rank, agent_steps=0) for rank in (1, 2)]
+        assert summary_of(*before, *played, first, *others, facts=facts).best_mean == 3.0
+
+
 def games(*scores, **fields):
     return [record("episode", float(i), score=score, length_steps=1, **fields) for i, score in enumerate(scores)]
 

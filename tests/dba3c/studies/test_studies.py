@@ -260,6 +260,9 @@ def test_evaluations_of_several_checkpoints_between_two_rows_are_all_there():
     assert [row.get("evaluation/mean") for row in rows] == [None, 490.0, 480.0, 470.0, None]
     assert [row["progress/hours"] for row in rows] == [1.0, 2.0, 2.0, 2.0, 3.0]
     assert [row.get("score/mean") for row in rows] == [1.0, 1.0, None, None, 1.0]
+    first, second = (ChartPoint({"evaluation/mean": mean}, 1, 0.0, of_evaluation=True) for mean in (490.0, 470.0))
+    rows = _rows([first, second, ChartPoint({"progress/hours": 1.0}, 400, 0.0)])
+    assert [row["evaluation/mean"] for row in rows] == [490.0, 470.0]
 
 
 def test_a_rate_is_the_mean_until_training_ended_and_counts_what_was_undone():

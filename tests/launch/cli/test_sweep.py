@@ -233,7 +233,6 @@ def test_what_another_process_of_the_search_has_drawn_is_not_drawn_again(tmp_pat
     if late:
         real, asked = studies_sweep.saved_trial, []  # the first look comes before the other's draw
         monkeypatch.setattr(studies_sweep, "saved_trial", lambda *of: real(*of) if asked else asked.append(of))
-        monkeypatch.setattr(mine, "_end", lambda number: None)
     assert mine.point(11) == drawn
     trials = theirs._trials(seed=0).get_trials()
     assert [trial.state for trial in trials[11:]] == [

@@ -135,6 +135,8 @@ def test_ranks_of_cray_s_mpiexec_know_how_many_share_their_node() -> None:
     pals = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4", "PALS_APID": "a-b"}
     place = detect(pals)
     assert (place.rank, place.local_rank, place.local_world_size, place.launch_id) == (5, 1, 4, "a-b")
+    shell = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert detect({**shell, "SLURM_STEP_TASKS_PER_NODE": "1", **pals}).rank == 5
 
 
 def test_an_elastic_torchrun_under_srun_goes_on_with_fewer_nodes() -> None:
@@ -147,7 +149,11 @@ def test_an_elastic_torchrun_under_srun_goes_on_with_fewer_nodes() -> None:
 
 def test_torchrun_may_be_typed_in_the_shell_of_several_tasks() -> None:
     shell = {**SRUN, "SLURM_PTY_PORT": "38161", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "16"}
+    shell |= {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     assert detect({**shell, **TORCHRUN}).world_size == 8
+    alone = {**TORCHRUN, "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    with pytest.raises(UserError, match="srun started 16 ranks, but torchrun inside it counts 2"):
+        detect({**shell, **alone, "SLURM_PROCID": "3", "SLURM_LOCALID": "3"})  # by another srun in that shell
 
 
 def of_uneven_nodes(launcher: str, nodes: list[int]) -> Iterator[dict[str, str]]:
