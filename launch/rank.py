@@ -49,6 +49,7 @@ from launch.running import (
     refuse_what_is_there,
     returns,
     role_processes,
+    starts_before,
 )
 from launch.slurm import controller
 from param_servers.errors import ConfigError
@@ -182,6 +183,7 @@ def _make_folder(
         topology={**shape, "run_name": place.run_name},
         cores=cores_of_all_ranks(os.environ, cores, place.world_size),
         launcher=place.launcher,
+        starts=starts_before(run_dir),
         # each life of a run that torchrun starts again has an id of its own
         launch_id=f"{place.launch_id}-{secrets.token_hex(4)}" if place.launcher == TORCHRUN else place.launch_id,
         command=command,

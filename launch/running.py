@@ -86,7 +86,9 @@ def train(
         shape = {**config.processes, **({"run_name": run_name} if run_name else {})}
         life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
         cores = given_cores(os.environ if environ is None else environ)
-        with RunFolder.launch(run_dir, config.to_json(), resume, cores=cores, **life) as folder:
+        with RunFolder.launch(
+            run_dir, config.to_json(), resume, cores=cores, starts=starts_before(run_dir), **life
+        ) as folder:
             say("\n".join([f"run folder: {folder.path}", *told]))
             try:
                 metrics = MetricsWriter(folder, "launcher", 0)
@@ -245,6 +247,11 @@ def _missed_without_monitor(config: TrainConfig) -> str:
     return names and f"so nobody looks for {names} any more: dba3c stop ends it"
 
 
+def starts_before(run_dir: Path) -> int:
+    """How often the rank was started that was so most often, in all lives that there are."""
+    return max((_starts_in(path) for path in (run_dir / "logs").glob("rank-*.json")), default=0)
+
+
 def _starts_in(path: Path) -> int:
     try:
         return int(json.loads(path.read_text())["starts"])
@@ -255,7 +262,8 @@ def _starts_in(path: Path) -> int:
 def first_incarnation(folder: RunFolder, rank: int) -> int:
     """0 for the first start of a rank in this run folder, then 250, 500, …: counted in ``logs/rank-RANK.json``.
 
-    A rank that an earlier life did not have begins as those do that it had: it may play a role that one of them had.
+    In a further life all begin beyond what any rank had: roles may be dealt anew, and a worker plays other games each
+    time it is started.
     """
     path = folder.path / "logs" / f"rank-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,6 +273,6 @@ def first_incarnation(folder: RunFolder, rank: int) -> int:
         if error.errno != errno.ESTALE:  # NFS: it was replaced under us, and is there anew
             raise
         starts = _starts_in(path)
-    starts = max(starts, folder.life_number())
+    starts = max(starts, int(folder.life().get("starts") or 0), folder.life_number())
     write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
     return starts * PER_START

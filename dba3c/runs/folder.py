@@ -155,14 +155,17 @@ class RunFolder:
         cores: int | None = None,
         launch_id: str = "",
         command: str = "",
+        starts: int = 0,
     ) -> None:
-        """Adds a life to meta.json. `cores`: all cores that the run holds on all hosts (this host's by default)."""
+        """Adds a life to meta.json. `cores`: all cores that the run holds on all hosts (this host's by default);
+        `starts`: how often any rank had been started before."""
         meta = self.meta()
         life = {
             "started_s": time.time(),
             "launcher": launcher,
             "launch_id": launch_id,
             "command": command,
+            "starts": starts,
             "topology": dict(topology or {}),
             "cores": cores if cores is not None else host_facts.usable_cores(),
             "started_by": host_facts.parent_process(),

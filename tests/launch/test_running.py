@@ -21,7 +21,7 @@ from launch import running
 from launch.cli.options import parse_train
 from launch.cli.runs import resume, run_dir_of, train_as_rank
 from launch.cluster.launchers import LaunchPlace
-from launch.running import first_incarnation
+from launch.running import first_incarnation, starts_before
 
 
 def test_two_launches_of_one_second_have_a_folder_each() -> None:
@@ -36,6 +36,16 @@ def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Pa
         folder.end_life("stopped", "enough")
     with RunFolder.launch(tmp_path / "run", None, resume=True) as folder:
         assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [3 * PER_START, PER_START, PER_START]
+
+
+def test_no_worker_s_incarnation_comes_again_in_a_life_that_deals_its_ranks_anew(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        assert [first_incarnation(folder, 3) for _ in range(2)] == [0, PER_START]  # worker 1, beside two servers
+        folder.end_life("stopped", "enough")
+    starts = starts_before(tmp_path / "run")
+    with RunFolder.launch(tmp_path / "run", None, resume=True, starts=starts) as folder:
+        assert first_incarnation(folder, 2) == 2 * PER_START  # worker 1, beside one
+        assert first_incarnation(folder, 3) == 2 * PER_START
 
 
 def test_a_count_of_starts_that_a_crash_has_torn_begins_at_the_lives(tmp_path: Path) -> None:
@@ -172,6 +182,10 @@ def test_a_life_that_cannot_count_its_starts_has_an_end_that_says_so(
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
         folder.end_life("finished", "score reached")
     (folder.path / "logs" / "rank-0.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        running.train(config, folder.path, resume=True, command="dba3c")
+    assert folder.life()["ended"]["outcome"] == "finished"  # no life had begun
+    monkeypatch.setattr(running, "starts_before", lambda _: 1)  # the disk's fault comes later
     with pytest.raises(IsADirectoryError):
         running.train(config, folder.path, resume=True, command="dba3c")
     assert folder.status() == "finished"  # not "broken", as of a life without an end
