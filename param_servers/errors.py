@@ -69,7 +69,7 @@ class RunStopped(Exception):
 
 def first_line(error: BaseException) -> str:
     """What a library raised, which may be anything, and a C++ back trace after it; no password of an address."""
-    return re.sub(r"//[^/@\s]+@", "//", (str(error).strip() or type(error).__name__).splitlines()[0])[:300]
+    return re.sub(r"//[^/\s]+@", "//", (str(error).strip() or type(error).__name__).splitlines()[0])[:300]
 
 
 def told(error: BaseException) -> str:

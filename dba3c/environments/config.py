@@ -22,6 +22,8 @@ FOOTBALL_FRAMES = 4
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
 _MODULE_AND_ID = re.compile(r"[\w.]+:[\w./-]+-v\d+")
 """Gymnasium's own "module:Id-v0": import the module, which registers the id."""
+_SCENARIO = re.compile(r"\w+/[\w.-]+")
+"""A job script holds the name, too."""
 STOP_SCORES = {  # of DBA3C's code, but for:
     "ALE/Breakout-v5": 300.0,
     "ALE/Pong-v5": 10.0,
@@ -72,6 +74,8 @@ def check_env_id(env_id: str) -> None:
     family = family_of(env_id)
     if family == "atari" and env_id not in atari_games():
         raise UserError(f"unknown Atari game {env_id}{close_names(env_id, list(atari_games()))}")
+    if family in ("football", "vizdoom") and not _SCENARIO.fullmatch(env_id):
+        raise UserError(f"no scenario can be called {env_id!r}")
     if family == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", env_id):
         raise UserError(f"an environment of your own is written package.module:function, not {env_id}")
     if family == "gymnasium" and not _MODULE_AND_ID.fullmatch(env_id):

@@ -204,6 +204,8 @@ def _point(tree: dict[str, Any]) -> Point:
     x, nodes = tree.pop("x", 0.0), tree.pop("nodes", 1)
     if not isinstance(tree["name"], str) or not isinstance(x, (int, float)) or not isinstance(nodes, int):
         raise TypeError(f"of point {tree['name']!r}, x or nodes is no number")
+    if tree["name"] != Path(tree["name"]).name or tree["name"] in ("", "..") or "\0" in tree["name"]:
+        raise ValueError(f"point {tree['name']!r} is named like no folder of it")
     return Point(words=words, x=x, nodes=nodes, cluster_words=cluster_words, **tree)
 
 

@@ -105,6 +105,8 @@ class TrainWords:
         workers = given.get("num_workers", config.exchange.num_workers)
         lanes = lanes_for(config, given, cores_per_worker or max(1, cores // max(1, workers)), self.preset)
         fitting = _backup_workers_that_can_be(config.exchange, given) | lanes
+        if (groups := given.get("actor_groups")) and "envs_per_actor" not in given:  # what nobody counted gives way
+            fitting["envs_per_actor"] = -(-config.central.envs_per_actor // groups) * groups
         if given.get("num_servers", 1) < 1:
             raise UserError("--servers must be at least 1; --exchange local, allreduce or majority has none")
         before = config if "envs_per_worker" in given else replace_options(config, **lanes)

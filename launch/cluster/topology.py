@@ -182,6 +182,8 @@ def fit(
                 )
         if actors is not None and actors != left:
             raise contradicted(f"the options ask for {asked_sum} + {_count(actors, 'actor')} = {others + actors}")
+        if left < 0:
+            raise contradicted(f"{asked_sum} leave none for an actor")
         return Topology(servers=servers, learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
     if workers is None:
         if left < 1:

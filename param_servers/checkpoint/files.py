@@ -326,11 +326,15 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 def _contents(path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Name and content of one file after the other, each as the manifest says: what was hashed is what is loaded, and
     no mapped file can fail under the tensors later. Raises CheckpointError, OSError."""
-    for entry in manifest["files"]:
-        name, content = str(entry["file"]), None
-        with contextlib.suppress(*_NOT_THERE), (path / name).open("rb") as file:
-            if os.fstat(file.fileno()).st_size == entry["bytes"]:  # before memory is taken for it
-                content = file.read()
+    names = [str(entry["file"]) for entry in manifest["files"]]
+    if sorted(names) != sorted(shard_file(shard, len(names)) for shard in range(len(names))):
+        raise CheckpointError(f"checkpoint {path.name} is torn: its manifest names other files than its shards")
+    for entry, name in zip(manifest["files"], names, strict=True):
+        content = None
+        if not (path / name).exists() or (path / name).is_file():  # a pipe would not open, a device has no end
+            with contextlib.suppress(*_NOT_THERE), (path / name).open("rb") as file:
+                if os.fstat(file.fileno()).st_size == entry["bytes"]:  # before memory is taken for it
+                    content = file.read(entry["bytes"] + 1)
         if content is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise CheckpointError(f"checkpoint {path.name} is torn: {name} does not fit the manifest")
         yield name, content

@@ -18,7 +18,7 @@ from typing import Any
 from param_servers.errors import BadMessage, Refused
 from param_servers.timeouts import HANDSHAKE_S, LINGER_S
 from param_servers.wire.frames import WAKE_BYTES, Event, Frame, Joined, Left, Link, Message, ReceiveInto, Rejected
-from param_servers.wire.handshake import Dialer, Hello, Listener, Peer
+from param_servers.wire.handshake import Dialer, Hello, Listener, Peer, check_secret
 from param_servers.wire.messages import Code, Header, Kind
 from param_servers.wire.tcp_sockets import accept, begin_to_connect, open_listener, reason_of
 
@@ -69,6 +69,7 @@ class Hub:
         admit: Callable[[Hello], str] = lambda hello: "",
         silence_timeout_s: float = 60.0,
     ) -> None:
+        check_secret(secret)
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
         self._silence_timeout_s = silence_timeout_s
         self._selector = selectors.DefaultSelector()

@@ -84,7 +84,7 @@ def test_a_sink_that_never_returns_is_left_behind_with_one_line():
 
 def test_a_password_in_a_trackers_address_is_not_told_with_its_failure(monkeypatch):
     def give(self, values, step, time_s):
-        raise OSError("API request to https://me:s3cret@tracking.example/api failed: no route\nTraceback")
+        raise OSError("API request to https://me:s3cr@et@tracking.example/api failed: no route\nTraceback")
 
     warnings = []
     monkeypatch.setattr(RecordingSink, "point", give)

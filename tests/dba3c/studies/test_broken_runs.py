@@ -69,6 +69,8 @@ def test_every_kind_of_study_is_known_where_studies_are_read():
         ({"kind": "scalng"}, "declares a study of an unknown kind, 'scalng'; there are scaling"),
         ({"points": [{"name": "a", "words": [], "x": "one"}]}, "does not declare a study"),
         ({"points": [{"name": 3, "words": []}]}, "does not declare a study"),
+        ({"points": [{"name": "../elsewhere", "words": []}]}, "is named like no folder of it"),
+        ({"points": [{"name": "/elsewhere", "words": []}]}, "is named like no folder of it"),
     ],
 )
 def test_a_declaration_that_cannot_be_drawn_is_an_error_of_one_line(study, capsys, change, told):

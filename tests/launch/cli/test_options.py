@@ -391,3 +391,12 @@ def test_a_terminal_of_any_width_gets_help_and_the_same_line(
     with pytest.raises(SystemExit):
         main(["stop", "--help"])
     assert "usage: dba3c stop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("groups", [3, 5])
+def test_environments_that_a_preset_counted_give_way_to_the_groups_that_are_asked_for(groups: int) -> None:
+    words = f"breakout --mode central --actor-groups {groups}"
+    config = parse_train(words.split()).config(4)
+    assert config.central.envs_per_actor % groups == 0
+    with pytest.raises(UserError, match="cannot be cut into"):
+        parse_train(f"{words} --envs-per-actor {groups + 1}".split()).config(4)

@@ -93,6 +93,12 @@ def test_an_environment_that_is_none_is_refused_where_its_script_is_printed(lear
         script_text(SlurmShape(preset="NoSuchGame-v9", nodes=16, learners=learners), ())
 
 
+@pytest.mark.parametrize("name", ["football/$(touch here)", "vizdoom/`touch here`", "football/a\ntouch here #"])
+def test_no_script_holds_a_scenario_that_a_shell_would_run(name: str) -> None:
+    with pytest.raises(UserError, match="no scenario can be called"):
+        script_text(SlurmShape(preset=name, nodes=16), (name,))
+
+
 def test_what_trains_by_central_inference_is_refused_without_a_learner_with_the_arithmetic() -> None:
     with pytest.raises(UserError, match=r"with --learners 1 .* 4 nodes × 2 = 8 ranks are its actors"):
         script_text(SlurmShape(preset="impala", nodes=4, tasks_per_node=2), ())

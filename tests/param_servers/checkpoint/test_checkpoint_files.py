@@ -339,3 +339,30 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_and_no_older_one_taken_for_
 def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:
     assert find_newest(tmp_path) is None
     assert find_newest(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../../elsewhere", "shard-0-of-2.safetensors"])
+def test_a_manifest_that_names_other_files_than_its_shards_is_refused_and_none_is_opened(
+    tmp_path: Path, name: str
+) -> None:
+    path = save(tmp_path, plan_shards(LAYOUT, 1), 3)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"][0] |= {"file": name, "bytes": 0}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="its manifest names other files than its shards"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("what", ["device", "pipe"])
+def test_a_shard_that_is_no_file_is_torn_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = save(tmp_path, plan_shards(LAYOUT, 1), 3)
+    (shard,) = path.glob("shard-*")
+    shard.unlink()
+    shard.symlink_to("/dev/zero") if what == "device" else os.mkfifo(shard)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"][0]["bytes"] = 0
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="does not fit the manifest"):
+        load_checkpoint(path)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from param_servers.errors import BadMessage, Refused
+from param_servers.errors import BadMessage, ConfigError, Refused
 from param_servers.wire.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, _mac, pack_hello, unpack_hello
+from param_servers.wire.hub import Hub
 
 SECRET = b"s" * 32
 HELLO = Hello(Role.WORKER, 3, 1, shard=2, fingerprint="0123456789abcdef", term=7)
@@ -90,3 +91,9 @@ def test_a_challenge_with_any_byte_changed_lets_nobody_in(where: int, bits: int)
     data[where] ^= bits
     with pytest.raises(BadMessage):
         listener.feed(dialer.feed(bytes(data)))
+
+
+@pytest.mark.parametrize("secret", [b"", b"x" * 15])
+def test_no_link_is_made_with_a_secret_that_could_be_guessed(secret: bytes) -> None:
+    with pytest.raises(ConfigError, match=f"at least 16 bytes, got {len(secret)}"):
+        Hub(secret, lambda peer, header: memoryview(b""))
