@@ -70,7 +70,7 @@ class _Speaker:
     def instead_of(self, stream: TextIO | None) -> TextIO:
         """A stream to the same file; a closed one is one that nobody reads."""
         if stream is None:
-            return open(os.devnull, "w")
+            return open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
         try:
             descriptor = stream.fileno()
             with suppress(OSError):

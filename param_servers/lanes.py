@@ -50,7 +50,8 @@ from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
 from param_servers.wire.messages import bytes_of, text_of
 
 T = TypeVar("T")
-_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _MFD_CLOEXEC = 1, 1  # linux/prctl.h, linux/memfd.h
 _HEADER = struct.Struct("<B?qq")
 _MOST_BYTES = 1 << 16
 _MOST_NUMBERS = 4096
@@ -150,7 +151,7 @@ def run_in_lanes(
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, count)]
 
     def lane(index: int) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             return
         if on_sigterm is not None:  # what a worker's forks undo, as an environment's are to
@@ -296,6 +297,17 @@ class _Link:
             raise LaneLost(f"{self._who} failed: {text_of(packet[_HEADER.size :])}")
 
 
+def _nameless_file() -> int:
+    """A descriptor of memory. Not `os.memfd_create`, which a Python that was built for an old libc (conda's) lacks.
+
+    Raises OSError: this machine gives none.
+    """
+    descriptor: int = _LIBC.memfd_create(b"lanes", _MFD_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
+
+
 class _Memory:
     """What the lanes of a worker share: parameters [2, P], a row for each lane's gradient [L, P], their mean [P]."""
 
@@ -315,7 +327,7 @@ class _Memory:
     def make(cls, links: Sequence[_Link], count: int, numel: int) -> "_Memory":
         """Lane 0's, of which the others are told."""
         size = cls.bytes_needed(count, numel)
-        descriptor = os.memfd_create("lanes", os.MFD_CLOEXEC)
+        descriptor = _nameless_file()
         try:
             os.posix_fallocate(descriptor, 0, size)  # now, not by a SIGBUS in the middle of a step
         except OSError as error:

@@ -151,7 +151,10 @@ def shared_secret() -> bytes:
 
     Raises ConfigError: it cannot be kept there, others may read it, or it is too short.
     """
-    path = Path.home() / ".cache" / "param_servers" / "secret"
+    try:
+        path = Path.home() / ".cache" / "param_servers" / "secret"
+    except RuntimeError as error:
+        raise ConfigError(f"there is no home to keep a secret in ({error}): give one (secret=)") from error
     try:
         if not path.exists():
             _draw_secret(path)

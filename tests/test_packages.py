@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from email import message_from_bytes
@@ -31,15 +32,18 @@ def run(*words: str | Path, cwd: Path, environ: dict[str, str] | None = None) ->
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the source distribution, which is built from a copy of what is committed."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
-    for name in ("dba3c", "launch", "param_servers", "pyproject.toml", "README.md", "LICENSE"):
-        if (ROOT / name).is_dir():  # without bytecode, which other tests write meanwhile
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
+    for name in run("git", "ls-files", "--", ".", ":!results", cwd=ROOT).splitlines():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
     backend = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
     sdist = run(sys.executable, "-c", backend, built, cwd=source).splitlines()[-1]
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation")
     run(*pip, "--wheel-dir", built, built / sdist, cwd=built)
+    with tarfile.open(built / sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    needed = ("constraints.txt", "Makefile", "CHANGELOG.md", "docs/python.md", "slurm/breakout_64nodes.sh")
+    assert {*needed, "launch/containers/Dockerfile", "launch/install/football.sh"} <= held  # an image is built of it
+    assert not [name for name in held if name.startswith(("tests", "results"))]
     (made,) = built.glob("*.whl")
     return made
 
@@ -50,7 +54,7 @@ def test_the_wheel_holds_all_packages_their_files_and_the_licence_and_no_test(wh
         (metadata,) = (message_from_bytes(archive.read(name)) for name in names if name.endswith("/METADATA"))
     tracked = run("git", "ls-files", "dba3c", "launch", "param_servers", cwd=ROOT).split()
     assert {name for name in tracked if name.endswith((".py", "py.typed"))} <= names
-    assert {"launch/install/horovod.sh", "launch/containers/kubernetes/run.yaml"} <= names
+    assert {"launch/install/horovod.sh", "launch/install/football.sh", "launch/containers/kubernetes/run.yaml"} <= names
     assert not [name for name in names if name.startswith("tests")]
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
     assert metadata["Keywords"] and metadata.get_all("Project-URL")

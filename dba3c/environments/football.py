@@ -1,6 +1,6 @@
 """Google Research Football. Ids: `football/academy_empty_goal_close`, `football/11_vs_11_easy_stochastic`, …
 
-Needs: gfootball 2.10.2, which has no wheel: `scripts/football_wheel.sh VENV` builds it once (6 minutes) and keeps it.
+Needs: gfootball 2.10.2, which has no wheel: `launch/install/football.sh VENV` builds it once (6 minutes) and keeps it.
 Observes: `extracted`, the "super mini map" uint8 [16, 72, 96] (left team, right team, ball, active player; the last 4
 frames), binary, larger with `football_map`; or `simple115v2`, float32 [115]. Actions: 19. Frame skip: 1 (one step is
 0.1 s of play). Reward: goals, +1 or −1, and with `scoring,checkpoints` up to 1 for bringing the ball to the goal in
@@ -16,6 +16,7 @@ import io
 import logging
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -28,6 +29,7 @@ from dba3c.errors import UserError
 MAP_SIZES = {"small": (96, 72), "medium": (120, 90), "large": (144, 108)}  # (width, height) in cells
 PLANES = 4
 """Of one frame."""
+_BUILD = Path(__file__).parents[2] / "launch" / "install" / "football.sh"
 
 
 class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -89,7 +91,7 @@ def football_maker(config: EnvironmentConfig) -> Callable[[], FootballEnv]:
     try:
         scenarios = _import_quietly("gfootball.scenarios")
     except ImportError as error:
-        raise UserError(f"{config.env_id} needs gfootball: run scripts/football_wheel.sh VENV ({error})") from error
+        raise UserError(f"{config.env_id} needs gfootball ({error}): run {_BUILD} VENV") from error
     scenario = config.env_id.partition("/")[2]
     known = sorted(module.name for module in pkgutil.iter_modules(scenarios.__path__) if not module.ispkg)
     if scenario not in known:

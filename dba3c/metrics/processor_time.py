@@ -34,7 +34,7 @@ def _spent_s() -> dict[str, float]:
     while pids:
         pid = pids.pop()
         try:
-            fields = (_PROC / pid / "stat").read_text().rpartition(")")[2].split()
+            fields = (_PROC / pid / "stat").read_text(errors="replace").rpartition(")")[2].split()
             spent_s[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime and stime: 14 and 15 of proc(5)
             pids += _children(pid)
         except OSError:  # it ended meanwhile

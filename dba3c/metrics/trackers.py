@@ -317,7 +317,8 @@ TRACKERS: dict[str, type[Sink]] = {
 def check_clients(names: Iterable[str]) -> None:
     """Raise UserError where a tracker's client is not installed; nothing is imported."""
     for name in names:
-        if importlib.util.find_spec(name) is None:  # all are called as their trackers
+        spec = importlib.util.find_spec(name)  # all are called as their trackers
+        if spec is None or spec.origin is None:  # a folder of that name, as W&B itself leaves beside a script
             raise UserError(f"tracking with {name} needs its client: pip install 'dba3c[{name}]'")
 
 

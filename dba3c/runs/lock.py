@@ -78,7 +78,7 @@ NOBODY = Holder(host="", pid=0, process_started="", pid_space="", token="nobody"
 def process_started(pid: int) -> str:
     """Start time of a process in kernel ticks since boot; "" when it is dead or the system does not say."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name that is cut
     except OSError:
         return ""
     fields = stat.rpartition(")")[2].split()

@@ -23,7 +23,8 @@ built_against=$("$python" -c 'import sys, torch; print(f"python{sys.version_info
 folder=$cache/horovod$VERSION-$mode-$built_against-$(uname -m)
 if ! compgen -G "$folder/*.whl" >/dev/null; then
     command -v g++ >/dev/null || { echo "horovod.sh: g++ is needed to build Horovod" >&2; exit 2; }
-    scratch=$(mktemp -d)
+    mkdir -p "$folder"
+    scratch=$(mktemp -d "$folder/.build-XXXXXX") # on its file system: a move there is whole or not at all
     trap 'rm -rf "$scratch"' EXIT
     # Horovod's CMake asks for C++14, torch's headers need C++17; the last -std wins.
     printf '#!/bin/sh\nexec g++ "$@" -std=c++17\n' >"$scratch/c++"
@@ -33,7 +34,6 @@ if ! compgen -G "$folder/*.whl" >/dev/null; then
     if [ "$mode" = mpi ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
     # pip's own wheel cache does not look at the HOROVOD_* variables, so it is kept out.
     "${pip[@]}" wheel --no-cache-dir --no-deps --no-build-isolation --no-binary horovod -w "$scratch" "horovod==$VERSION"
-    mkdir -p "$folder"
     mv "$scratch"/horovod-*.whl "$folder/"
 fi
 "${pip[@]}" install --no-deps --force-reinstall "$folder"/horovod-*.whl

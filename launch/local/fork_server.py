@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ class ForkServer:
     def _begin(self) -> None:
         self._ready = False
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said = os.fdopen(os.memfd_create("fork-server"), "w+b")
+        self._said = tempfile.TemporaryFile()
         with theirs:
             module = [*running_module("launch.local.fork_server"), str(theirs.fileno()), *self._imports]
             self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,7 @@ SPIN_S = 0.002
 """A call that takes longer waits for a straggler: from then on this process sleeps between polls."""
 _NAP_S = 0.0002
 _ROLL_CALL_TAG = 7
+_BUILD = Path(__file__).parents[2] / "launch" / "install" / "horovod.sh"
 
 
 class MpiCollective:
@@ -113,7 +115,7 @@ class HorovodCollective:
             import horovod.torch as hvd
         except (ImportError, OSError) as error:
             raise ConfigError(
-                f"collective_backend horovod cannot be loaded ({first_line(error)}): run launch/install/horovod.sh"
+                f"collective_backend horovod cannot be loaded ({first_line(error)}): run {_BUILD} VENV"
             ) from error
         self._hvd = hvd
         self.rank, self.size, self.lost = 0, 0, set[int]()

@@ -16,6 +16,7 @@ UNSENT_BYTES = 16 << 10
 MOST_SILENCE_S = 3.0 * 32767
 """27 hours: the kernel counts no more seconds between two of its looks, and refuses the socket that is told more."""
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
+_TCP_NOTSENT_LOWAT = 25  # linux/tcp.h; the socket module of a Python that was built for an old libc (conda's) lacks it
 
 
 def listen_address(listen_host: str, interface: str | None) -> str:
@@ -100,7 +101,7 @@ def hold_little_unsent(sock: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
         if not str(sock.getpeername()[0]).startswith(LOOPBACK):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def reason_of(error: Exception) -> str:

@@ -57,8 +57,10 @@ def test_training_goes_on_when_actors_are_killed_and_frozen_and_they_may_come_ba
             timeout_s=100.0,
         )
         further(run, folder, 5, "beside a frozen actor")
+        before = len(records(folder, "actor", 0))
         frozen.resume()
         further(run, folder, 5, "with the thawed actor")
+        run.wait_until(lambda: len(records(folder, "actor", 0)) > before, "steps of the thawed actor")
         assert not any("actor 0" in line for line in events(folder, "left"))
         run.signal(signal.SIGINT)
         code, output = run.wait()

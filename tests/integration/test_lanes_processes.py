@@ -7,7 +7,6 @@ import psutil
 import pytest
 
 from tests.integration.runs import Run, newest_checkpoint, records
-from tests.shared_memory import named_memory
 
 pytestmark = pytest.mark.timeout(240)
 LANES = "CartPole-v1 --workers 2 --servers 1 --lanes 2 --envs-per-worker 4 --metrics-window-s 0.1 --track"
@@ -39,7 +38,7 @@ def test_all_lanes_experience_is_counted_once_and_their_gradients_as_one(tmp_pat
 
 
 def test_a_killed_lane_ends_its_workers_life_and_the_run_goes_on_with_the_next(tmp_path: Path):
-    folder, shared = tmp_path / "run", named_memory()
+    folder = tmp_path / "run"
     words = f"train {LANES} --total-frames 100000000 --stop-score 1000 --run-dir {folder}".split()
     with Run(*words, folder=folder) as run:
         run.wait_until(lambda: run.steps() > 5, "the first steps")
@@ -59,7 +58,6 @@ def test_a_killed_lane_ends_its_workers_life_and_the_run_goes_on_with_the_next(t
         code, output = run.wait(120)
     assert code == 0, output
     assert newest_checkpoint(folder).name == f"step-{max(r['step'] for r in records(folder, 'server', 0))}"
-    assert named_memory() <= shared
 
 
 def test_what_environments_start_in_servers_and_lanes_ends_as_they_say_and_ends_no_run(tmp_path: Path):
@@ -79,10 +77,10 @@ def test_what_environments_start_in_servers_and_lanes_ends_as_they_say_and_ends_
 def test_a_game_that_fails_in_a_lane_is_named(tmp_path: Path):
     folder = tmp_path / "run"
     words = (
-        "train tests.integration.games:make_raising --workers 1 --exchange local --lanes 2 --envs-per-worker 2 --track "
-        f"--environment-restarts 0 --total-frames 100000 --run-dir {folder}"
+        "train tests.integration.games:make_raising_in_lane_1 --workers 1 --exchange local --lanes 2 --envs-per-worker 2 "
+        f"--track --environment-restarts 0 --total-frames 100000 --run-dir {folder}"
     ).split()
     with Run(*words, folder=folder) as run:
         code, output = run.wait(120)
     assert code != 0
-    assert "the corridor has collapsed" in output
+    assert "lane 1 failed: " in output and "the corridor has collapsed" in output

@@ -196,7 +196,7 @@ def test_the_image_takes_the_extras_of_an_environment() -> None:
     project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
     assert {"football", "vizdoom", "mujoco"} <= named
     assert named <= set(re.findall(r"^([\w-]+) = \[", project, re.MULTILINE))
-    (football,) = [value for value in values if "football_wheel.sh" in value]
+    (football,) = [value for value in values if "football.sh" in value]
     for extras, asked in (("", ""), ("vizdoom", ""), ("football", "wheel"), ("mujoco,football", "wheel")):
         test = football.split(")", 1)[0] + ") echo wheel ;; esac"  # the case's own pattern
         said = subprocess.run(["sh", "-c", test], env={"EXTRAS": extras}, capture_output=True, text=True, timeout=30)

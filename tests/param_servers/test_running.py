@@ -273,6 +273,10 @@ def test_a_shared_secret_is_drawn_once_and_refused_where_others_may_read_it(
     file.chmod(0o600)
     with pytest.raises(ConfigError, match=f"^{file}: .* at least 16 bytes"):
         shared_secret()
+    with monkeypatch.context() as homeless:
+        homeless.setattr(os.path, "expanduser", lambda path: path)  # a user whom no list of users has
+        with pytest.raises(ConfigError, match=r"no home to keep a secret in .*: give one \(secret=\)"):
+            shared_secret()
     monkeypatch.setenv("HOME", str(file))
     with pytest.raises(ConfigError, match=r"the secret cannot be kept in .*: Not a directory: give one \(secret=\)"):
         shared_secret()

@@ -11,6 +11,8 @@ from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.ppo import PpoBatch, minibatches, normalised_advantages, ppo_batch, ppo_loss
 from dba3c.algorithms.returns import lambda_returns
 from dba3c.networks.distributions import Categorical
+from param_servers.lanes import Lane, run_in_lanes
+from param_servers.timeouts import Timeouts
 from tests.dba3c.algorithms.test_actor_critic import played
 
 COSTS = {"policy_clip": 0.2, "value_cost": 0.5}
@@ -140,6 +142,20 @@ def loss_of(logits: torch.Tensor, batch: PpoBatch, entropy_cost: float) -> Loss:
     """As a worker has it: the minibatch's advantages are normalised. All values are 0."""
     policy, values = Categorical(logits), torch.zeros(len(logits))
     return ppo_loss(policy, values, batch, normalised_advantages(batch), **COSTS, entropy_cost=entropy_cost)
+
+
+def test_lanes_normalise_advantages_by_those_of_them_all() -> None:
+    batch = batch_of(8)
+    whole = batch._replace(valid=torch.arange(8) != 2, advantages=torch.tensor([3.0, -1, 50, 2, 2, 7, -4, 1]))
+    cut = (slice(0, 3), slice(3, 8))  # of unequal length, one with a position that does not train
+    expected = normalised_advantages(whole)
+
+    def main(lane: Lane) -> str:
+        part = whole.at(torch.arange(8)[cut[lane.index]])
+        torch.testing.assert_close(normalised_advantages(part, lane.total), expected[cut[lane.index]])
+        return "agreed"
+
+    assert run_in_lanes(2, main, timeouts=Timeouts(step_timeout_s=60)) == "agreed"
 
 
 def test_positions_that_do_not_train_weigh_nothing_and_normalise_nothing() -> None:

@@ -43,6 +43,6 @@ def test_a_slow_learner_bounds_what_is_predicted_and_a_fast_one_leaves_it_to_the
 def test_a_small_row_is_measured_in_the_clusters_time() -> None:
     scene = CentralScene(actors=2, envs_per_actor=4, learner_cores=1.0, gbit=1.0, length_steps=2)
     row = dilated_central.measure(scene, COSTS, dilation=10, updates=2)
-    assert row["rate_mbit"] == 100.0 and not row["refused"]
+    assert row["rate_mbit"] == 100.0 and 0 <= row["own_share"] <= 1
     assert row["step_ms"] >= 1e3 * scene.points_per_update * (COSTS.inference_s + COSTS.learning_s)
     assert row["data_points_per_s"] == pytest.approx(1e3 * scene.points_per_update / row["step_ms"], rel=1e-3)

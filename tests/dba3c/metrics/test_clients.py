@@ -17,7 +17,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.monitor import Monitor, export
 from dba3c.metrics.registry import PER_WORKER_CHARTS, charts, tracker_name
 from dba3c.metrics.sinks import TrackedRun, give
-from dba3c.metrics.trackers import make_sinks
+from dba3c.metrics.trackers import check_clients, make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.studies.curve import downsample
 from tests.dba3c.metrics.made_up_run import START_S, set_lives
@@ -307,6 +307,13 @@ def test_live_trackers_write_at_the_same_time_from_their_threads(make_up_run, mo
         assert list((run.path / "wandb").glob("offline-run-*"))
     if "neptune" in names:
         assert list((run.path / ".neptune").rglob("data-*.log"))
+
+
+def test_a_folder_that_is_called_like_a_client_is_none(tmp_path, monkeypatch):
+    (tmp_path / "a_client").mkdir()  # as W&B leaves ./wandb beside a script
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="tracking with a_client needs its client"):
+        check_clients(["a_client"])
 
 
 def test_a_run_without_records_cannot_be_exported_until_there_are_some(make_run, tmp_path):

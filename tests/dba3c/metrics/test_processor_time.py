@@ -1,6 +1,7 @@
 """What of a machine's processors a process has used, with the programs that it started."""
 
 import multiprocessing
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import numpy as np
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.metrics.processor_time import ProcessorTime
+from dba3c.runs.lock import process_started
 
 GIVE_UP_S = 60.0
 
@@ -30,6 +32,18 @@ def test_a_program_that_was_started_counts_and_so_does_what_it_starts():
         taken_until(processor_time, least_s=1.0)
     finally:
         subprocess.run(["pkill", "-KILL", "-s", str(busy.pid)], check=True)
+        busy.wait(timeout=GIVE_UP_S)
+
+
+def test_a_program_whose_name_is_cut_within_a_letter_counts(tmp_path):
+    engine = shutil.copy(sys.executable, tmp_path / "симулятор")  # 18 bytes, of which the kernel keeps 15
+    processor_time = ProcessorTime()
+    busy = subprocess.Popen([engine, "-S", "-c", "while True: pass"], env={"PYTHONHOME": sys.base_prefix})
+    try:
+        taken_until(processor_time, least_s=0.1)
+        assert process_started(busy.pid)
+    finally:
+        busy.kill()
         busy.wait(timeout=GIVE_UP_S)
 
 

@@ -124,8 +124,11 @@ def test_what_cannot_be_imported_is_one_line(forked: Callable[..., int]) -> None
 
 
 def test_imports_that_hang_are_one_line(forked: Callable[..., int], tmp_path: Path) -> None:
-    (tmp_path / "hangs_for_ever.py").write_text("import signal\nsignal.pause()\n")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    server = ForkServer(["hangs_for_ever"], environ, import_timeout_s=0.2)
-    with server, pytest.raises(UserError, match="^hangs_for_ever: not imported within 0.2 s$"):
-        forked(server, "exit", "0")
+    begun = tmp_path / "begun"
+    hangs = f"import pathlib, signal\npathlib.Path({str(begun)!r}).touch()\nsignal.pause()\n"
+    (tmp_path / "hangs_for_ever.py").write_text(hangs)
+    server = ForkServer(["hangs_for_ever"], {**os.environ, "PYTHONPATH": str(tmp_path)}, import_timeout_s=0.2)
+    with server:
+        wait_until(begun.exists, "the import to begin")
+        with pytest.raises(UserError, match="^hangs_for_ever: not imported within 0.2 s$"):
+            forked(server, "exit", "0")

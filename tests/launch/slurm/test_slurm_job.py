@@ -179,12 +179,12 @@ def test_a_requeue_that_was_done_without_an_answer_is_not_told_as_refused(
 def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_tries(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "ACT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(controller, "ACT_TIMEOUT_S", 0.2)
     fake("scontrol", "exec sleep 60")
     tries: list[object] = []
     ask = controller.ask
     monkeypatch.setattr(controller, "ask", lambda *words, **options: tries.append(words) or ask(*words, **options))
-    assert controller.requeue(TASK) == "scontrol has not answered within 2 s"
+    assert controller.requeue(TASK) == "scontrol has not answered within 0.2 s"
     assert len(tries) == controller.REQUEUE_TRIES
 
 

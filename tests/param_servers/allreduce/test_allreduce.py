@@ -117,7 +117,7 @@ def test_a_rank_0_that_leaves_unasked_with_nobody_left_writes_a_checkpoint(run_r
         train(worker, 0, 3)
         worker.close()  # as where its environment has failed
 
-    run_ranks(1, body)
+    assert run_ranks(1, body) == [None]
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-3"]
 
 
@@ -129,7 +129,7 @@ def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks_with_a_checkpo
             for _ in range(101):
                 worker.push(torch.full((LAYOUT.numel,), math.nan), worker.pull().step, 5)
 
-    run_ranks(2, body)
+    assert run_ranks(2, body) == [None, None]
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
 
 

@@ -147,6 +147,26 @@ def test_what_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path: Path, monk
     assert save(tmp_path, plan, 2) == find_newest(tmp_path)
 
 
+def test_all_that_a_checkpoint_holds_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: Any) -> None:
+    done: list[str] = []
+    sync, rename = files._sync, os.rename
+
+    def synced(path: Path) -> None:
+        sync(path)
+        done.append(path.name)
+
+    def renamed(old: Path, new: Path) -> None:
+        rename(old, new)
+        done.append(f"named {new.name}")
+
+    monkeypatch.setattr(files, "_sync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    save(tmp_path, plan_shards(LAYOUT, 2), 4)
+    shards = [files.shard_file(shard, 2) for shard in range(2)]
+    folder = files._unfinished(tmp_path, 4, 1).name
+    assert done == [*shards, "manifest.json", folder, "named step-4", tmp_path.name]
+
+
 DAMAGED = ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}', "[" * 100_000]
 
 

@@ -24,8 +24,8 @@ class SimServer:
     def __init__(self, run: SimulatedRun, shard: int, incarnation: int) -> None:
         self.run, self.shard = run, shard
         checkpoints: Any = SimCheckpoints(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
-        if shard == 0:
-            run.chief_checkpoints = checkpoints
+        if shard == 0:  # which begins with all of g
+            run.chief_checkpoints, run.gradients_per_step = checkpoints, run.exchange.gradients_per_step
         self.hub: Any = SimHub(run.network, Peer(Role.SERVER, shard))
         self.core = ParameterServer(
             shard=shard,

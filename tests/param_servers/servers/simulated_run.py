@@ -57,6 +57,8 @@ class SimulatedRun:
         )
         self.plan = plan_shards(FlatLayout.of({"w": (NUMEL,)}), k)
         self.initial = torch.arange(NUMEL, dtype=torch.float32)
+        self.gradients_per_step = self.exchange.gradients_per_step
+        """g, as shrunk and grown."""
         self.bad_gradients = rng.choice([0.0, 0.0, 0.1])
         self.faults = rng.choice([0.0, 0.01, 0.03])
         self.server_faults = self.faults * rng.choice([0.0, 0.3, 0.7])
@@ -83,8 +85,8 @@ class SimulatedRun:
     def commit(self, commit: Commit, learning_rate: float) -> None:
         members = [(row.worker, row.incarnation, row.sequence) for row in commit.members]
         self.log(f"commit term {commit.term} step {commit.step} {members}")
-        if not self.asynchronous and len(members) > self.exchange.gradients_per_step:
-            raise Broken(f"step {commit.step} has {len(members)} members")
+        if len(members) != self.gradients_per_step:
+            raise Broken(f"step {commit.step} has {len(members)} members, g is {self.gradients_per_step}")
         if len({worker for worker, _, _ in members}) != len(members):
             raise Broken(f"step {commit.step} counts a worker twice: {members}")
         points = 0
@@ -109,6 +111,8 @@ class SimulatedRun:
 
     def write(self, kind: str, **fields: Any) -> None:
         self.lines.append({"kind": kind, **fields})
+        if kind in ("shrunk", "grown"):
+            self.gradients_per_step = fields["num_gradients"]
         if kind == "rollback":
             self.log(f"term {fields['term']} begins at step {fields['step']}")
             self._check_disk(fields["step"])
