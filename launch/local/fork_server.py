@@ -90,7 +90,7 @@ class ForkServer:
     def _begin(self) -> None:
         self._ready = False
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs:
             module = [*running_module("launch.local.fork_server"), str(theirs.fileno()), *self._imports]
             self._process = subprocess.Popen(
