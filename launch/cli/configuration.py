@@ -245,8 +245,8 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         started_by=place.launcher,
     )
     if exchange.exchange == "async":
-        counted = replace_options(config, num_workers=topology.workers, num_gradients=None, num_backup_workers=None)
-        return counted, topology
+        asked = {name: counts.get(name) for name in ("num_gradients", "num_backup_workers")}  # or refuses them
+        return replace_options(config, num_workers=topology.workers, **asked), topology
     return of_topology(config, topology, said), topology
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from dba3c.config import replace_options
 from dba3c.errors import UserError
-from launch.cli.configuration import of_topology, said_of_samples
+from launch.cli.configuration import WITHOUT_SERVERS, fit_config, said_of_samples
 from launch.cli.options import parse, parse_train
+from launch.cluster.launchers import LaunchPlace
 from launch.cluster.topology import Topology, fit
 from launch.slurm.job import run_job
 from param_servers.config import check_options, option
@@ -45,8 +46,11 @@ class SlurmShape:
     cpus_per_task: int = option(12, least=1)
     """Cores of each rank."""
 
+    exchange: Literal["servers", "async", "allreduce", "majority"] = "servers"
+    """How gradients travel. allreduce and majority have no servers."""
+
     servers: int | None = None
-    """Servers, each with a shard of the parameters; without it 4 (of few ranks half), with --learners none."""
+    """Servers, each with a shard of the parameters; without it 4 (of few ranks half)."""
 
     colocated_servers: bool = False
     """Servers share the ranks of workers, which are then all nodes."""
@@ -83,8 +87,12 @@ class SlurmShape:
 
     def __post_init__(self) -> None:
         check_options(self, UserError)
-        if self.servers == 0 and not self.learners:
-            raise UserError("--servers must be at least 1, got 0: a script without learners trains through servers")
+        if self.servers == 0 and self.has_servers:
+            raise UserError("--servers must be at least 1, got 0: --exchange allreduce and majority have none")
+        if self.exchange != "servers" and self.learners:
+            raise UserError(f"--exchange {self.exchange} is of workers: learners add up their gradients by allreduce")
+        if not self.has_servers and not self.learners and (self.servers or self.colocated_servers):
+            raise UserError(f"--servers and --colocated-servers: exchange {self.exchange} has no servers")
         if self.learners and self.servers:
             raise UserError(
                 f"{self.topology().arithmetic()} leave no rank for {self.servers} servers: "
@@ -108,25 +116,36 @@ class SlurmShape:
         return self.name or f"{self.preset.split('/')[-1]}_{self.nodes}nodes"
 
     @property
+    def has_servers(self) -> bool:
+        return not self.learners and self.exchange not in WITHOUT_SERVERS
+
+    @property
     def num_servers(self) -> int:
         """`servers`, or what stands for it."""
+        if not self.has_servers:
+            return 0
         if self.servers is not None:
             return self.servers
         ranks = self.nodes * self.tasks_per_node - self.evaluators - self.recorders
-        return 0 if self.learners else min(4, ranks if self.colocated_servers else max(1, ranks // 2))
+        return min(4, ranks if self.colocated_servers else max(1, ranks // 2))
 
     def topology(self) -> Topology:
         """The run's shape."""
         return fit(
             self.learners + self.nodes * self.tasks_per_node,
-            servers=0 if self.learners else self.num_servers,
+            servers=self.num_servers,
             learners=self.learners,
             backup_workers=self.backup_workers,
             evaluators=self.evaluators,
             recorders=self.recorders,
             colocated_servers=self.colocated_servers,
-            started_by=f"{self.nodes} nodes × {self.tasks_per_node}",
+            started_by=self.started_by,
         )
+
+    @property
+    def started_by(self) -> str:
+        """What starts the ranks, for messages."""
+        return f"{self.nodes} nodes × {self.tasks_per_node}"
 
 
 def refuse_short(limit: str, warning_s: int) -> None:
@@ -218,8 +237,8 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
             f"{shape.preset} trains by central inference: with --learners 1 a node of its own has the learner, and "
             f"{shape.nodes} nodes × {shape.tasks_per_node} = {shape.nodes * shape.tasks_per_node} ranks are its actors"
         )
-    config = said.config(topology.ranks, cores_per_worker=shape.cpus_per_task)
-    config = of_topology(replace_options(config, num_servers=topology.servers), topology, said)
+    said = parse_train([shape.preset, *shlex.split(_of_workers(shape))])
+    config, _ = fit_config(said, LaunchPlace(launcher=shape.started_by, world_size=topology.ranks), shape.cpus_per_task)
     cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "
     return [cores + topology.arithmetic(), *said_of_samples(said, config)]
 
@@ -246,17 +265,29 @@ def request_lines(
     ]
 
 
-def _start_lines(shape: SlurmShape) -> list[str]:
+def _others(shape: SlurmShape) -> str:
     # zeros are said, too: a preset may have some, also one that is chosen when the script is submitted
-    others = f"--evaluators {shape.evaluators} --recorders {shape.recorders}"
-    workers = f"--backup-workers {shape.backup_workers} {others}"
-    colocated = " --colocated-servers" if shape.colocated_servers else ""
-    servers = f"--servers {shape.num_servers}{colocated} --reconnect-timeout-s {SERVER_RETURNS_S} {workers}"
+    return f"--evaluators {shape.evaluators} --recorders {shape.recorders}"
+
+
+def _of_workers(shape: SlurmShape) -> str:
+    """Of `dba3c train`, for a run without learners."""
+    exchange = "" if shape.exchange == "servers" else f"--exchange {shape.exchange} "
+    colocated = "--colocated-servers " if shape.colocated_servers else ""
+    servers = f"--servers {shape.num_servers} {colocated}--reconnect-timeout-s {SERVER_RETURNS_S} "
+    backup = f"--backup-workers {shape.backup_workers} "
+    return exchange + (servers if shape.has_servers else "") + backup + _others(shape)
+
+
+def _of_learners(shape: SlurmShape) -> str:
     several = " --exchange allreduce" if shape.learners > 1 else ""
     # the learner, which writes the configuration, has other cores than the actors
     actors = '--env-threads "${SLURM_CPUS_PER_TASK_HET_GROUP_1:?}"'
-    central = f"--mode central --learners {shape.learners}{several} {actors} {others}"
-    roles = central if shape.learners else servers
+    return f"--mode central --learners {shape.learners}{several} {actors} {_others(shape)}"
+
+
+def _start_lines(shape: SlurmShape) -> list[str]:
+    roles = _of_learners(shape) if shape.learners else _of_workers(shape)
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     return [
         "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,12 +79,45 @@ def test_every_committed_script_is_there() -> None:
         ({"name": "a/b"}, "--name 'a/b': the job's output would go to a folder"),
         ({"name": "x\ntouch /tmp/y"}, "--name .* has characters that a script cannot have there"),
         ({"account": "x\ny"}, "--account .* has characters that a script cannot have there"),
+        ({"exchange": "allreduce", "servers": 4}, "exchange allreduce has no servers"),
+        ({"exchange": "majority", "colocated_servers": True}, "exchange majority has no servers"),
+        ({"exchange": "majority", "learners": 1}, "--exchange majority is of workers"),
         ({"nodes": 16, "learners": 1, "servers": 4}, r"17 = 1 learner \+ 16 actors leave no rank for 4 servers"),
     ],
 )
 def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SlurmShape(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "backup", "passed_on"),
+    [
+        ("allreduce", 0, "--exchange allreduce --backup-workers 0 "),
+        ("majority", 2, "--exchange majority --backup-workers 2 "),
+        ("async", 0, "--exchange async --servers 4 --reconnect-timeout-s 900 --backup-workers 0 "),
+    ],
+)
+def test_a_script_of_another_exchange_passes_it_on_and_has_servers_only_where_it_has_some(
+    exchange: Any, backup: int, passed_on: str
+) -> None:
+    shape = SlurmShape(preset="breakout_cluster", nodes=8, exchange=exchange, backup_workers=backup)
+    text = script_text(shape, ())
+    assert f':-breakout_cluster}}" {passed_on}--evaluators 0' in text
+    workers = shape.topology().workers
+    assert workers == (4 if exchange == "async" else 8) and f"{workers} workers" in text
+    config, _ = fit_config(
+        parse_train(["breakout_cluster", *passed_on.split()]), LaunchPlace(launcher="srun", world_size=8), cores=12
+    )
+    assert (config.exchange.exchange, config.exchange.num_workers) == (exchange, workers)
+
+
+@pytest.mark.parametrize(("exchange", "message"), [("allreduce", "choose exchange majority"), ("async", "no backup")])
+def test_backup_workers_of_an_exchange_without_are_refused_where_the_script_is_printed(
+    exchange: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        script_text(SlurmShape(preset="breakout_cluster", nodes=8, exchange=exchange, backup_workers=2), ())
 
 
 @pytest.mark.parametrize("learners", [0, 1, 2])
