@@ -130,13 +130,15 @@ def games(folder: Path) -> None:
         axes.axhline(goal, **IDEAL)
         random_to(axes, runs[0].curve, goal)
         whose = "PPO, 10 M steps" if env_id in seven_games.PPO_SCORES else "DBA3C"
-        seeds = f"{len(runs)} seed{'' if len(runs) == 1 else 's'}"
-        axes.set_title(f"{runs[0].game}, {seeds}\n({whose}: {goal:,.0f})", fontsize=8)
+        counts = {"actor-critic": len(anew), "PPO": len(runs) - len(anew)}
+        told = ", ".join(f"{count} {recipe}" for recipe, count in counts.items() if count)
+        axes.set_title(f"{runs[0].game} ({whose}: {goal:,.0f})\n{told}", fontsize=8)
     human_normalised(panels[len(found)], found)
     told = (
-        "Preset atari (grey: PPO, which it was before), sticky actions off; from random actions to what was published"
+        "A line for each run. Blue: the preset atari, an actor-critic. Grey: PPO, which it was before.\n"
+        "Sticky actions off. Dashed: the published score; the axes begin at the score of random actions."
     )
-    figure.suptitle(told, fontsize=10)
+    figure.suptitle(told, fontsize=9)
     save(figure, folder / "games")
 
 
@@ -156,7 +158,9 @@ def human_normalised(axes: Axes, found: Mapping[str, Sequence[seven_games.Traine
         axes.fill_between(hours, [s.low for s in spreads], [s.high for s in spreads], color=PALETTE[1], alpha=0.2)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
     axes.axhline(1.0, **IDEAL)
-    axes.set_title(f"human-normalised (a person: 1)\nIQM of {len(runs)} runs of {len(found)} games", fontsize=8)
+    ours = sum(run.recipe == seven_games.RECIPE for run in runs)
+    told = f"IQM of {len(runs)} runs: {ours} actor-critic, {len(runs) - ours} PPO"
+    axes.set_title(f"human-normalised (a person: 1)\n{told}", fontsize=8)
 
 
 def architectures(folder: Path) -> None:

@@ -4,6 +4,9 @@
     python results/run_queue.py run            go on with the queue until it is empty or stopped (Ctrl-C: a checkpoint)
     python results/run_queue.py save           pack the run under way into results/under_way/, small enough to commit
 
+With names (games/Pong, or algorithms/classic-CartPole/seed-3) all three do so for these alone, and `list` says their
+commands, too.
+
 On a kernel that schedules by session the lowest priority means little: sysctl kernel.sched_autogroup_enabled=0.
 Then a busy machine leaves a run nothing for minutes, so its steps have a long timeout.
 
@@ -18,6 +21,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +35,7 @@ from typing import Any
 from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 
 from dba3c.environments.normalization import FOLDER as STATISTICS
-from dba3c.errors import UserError, warn_on_stderr, writing
+from dba3c.errors import UserError, did_you_mean, warn_on_stderr, writing
 from dba3c.runs.checkpoints import find_policy
 from dba3c.runs.files import checkpoint_steps, write_atomically
 from dba3c.runs.folder import RunFolder
@@ -305,6 +309,21 @@ QUEUE: tuple[Entry, ...] = (
 )
 
 
+def chosen(names: Iterable[str]) -> tuple[Entry, ...]:
+    """Those whose label begins with one of the names, part by part; without names all.
+
+    Raises:
+        UserError: a name that is none's.
+    """
+    found = {
+        name: [entry for entry in QUEUE if f"{entry.label}/".startswith(f"{name.rstrip('/')}/")] for name in names
+    }
+    for name, entries in found.items():
+        if not entries:
+            raise UserError(f"nothing in the queue is called {name}; {did_you_mean(name, [e.label for e in QUEUE])}")
+    return tuple(entry for entry in QUEUE if not found or any(entry in entries for entries in found.values()))
+
+
 def is_done(entry: Entry) -> bool:
     """Whether its curve is there, as it must be, and was not given more core-hours, or a higher stop score, since."""
     if not (entry.results / "curve.csv").exists():
@@ -329,9 +348,9 @@ def state(entry: Entry) -> str:
     return "packed" if entry.packed.exists() and not entry.run.folder.exists() else entry.run.state()
 
 
-def go_on() -> int:
+def go_on(entries: Iterable[Entry]) -> int:
     os.nice(19)
-    for entry in QUEUE:
+    for entry in entries:
         before = state(entry)
         if before == "done":
             keep_agent(entry)
@@ -396,12 +415,12 @@ def unpack(entry: Entry) -> None:
     part.rename(entry.run.folder)
 
 
-def save() -> int:
+def save(entries: Iterable[Entry]) -> int:
     """What a run needs to be resumed elsewhere: configuration, records, its newest checkpoint.
 
     Of a run that is not here its archive stays as it is.
     """
-    for entry in QUEUE:
+    for entry in entries:
         run = entry.run
         if is_done(entry):
             entry.packed.unlink(missing_ok=True)
@@ -427,17 +446,24 @@ def save() -> int:
     return 0
 
 
-def show() -> int:
-    for entry in QUEUE:
+def show(entries: Iterable[Entry], commands: bool) -> int:
+    for entry in entries:
         print(f"{state(entry):10} {entry.label:50} {entry.core_hours:g} core-hours")
+        if commands:
+            print(f"    dba3c train {shlex.join([*entry.run.point.words, '--seed', str(entry.seed)])}")
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("list", "run", "save"))
+    parser.add_argument("names", nargs="*", help="of the queue's runs; without them all")
+    asked = parser.parse_args()
     try:
-        return {"list": show, "run": go_on, "save": save}[parser.parse_args().what]()
+        entries = chosen(asked.names)
+        if asked.what == "list":
+            return show(entries, commands=bool(asked.names))
+        return {"run": go_on, "save": save}[asked.what](entries)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -142,9 +142,9 @@ def draw(folder: Path) -> None:
     every_n = sorted({point.nodes for point in points} | {DBA3C_NODES})
     ideal = [fewest.minutes * fewest.nodes / n for n in every_n]
     axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
-    told = "DBA3C, 2017, as reported (64 nodes)"
+    told = "DBA3C, 2017: a harder protocol"
     axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
-    title = "composed: learned updates × steps of a dilated wire and undilated processors"
+    title = "an estimate: updates learned on two cores × the emulated time of a step"
     axes.set_title(title, fontsize=9)
     finish(axes, f"nodes of {CORES} cores", f"minutes to a mean of {GOAL:g}, Breakout", (4, 8, 16, 32, 64), log=True)
     axes.yaxis.set_major_formatter(ScalarFormatter())

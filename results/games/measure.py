@@ -1,6 +1,6 @@
 """Seven games with one preset, `atari`, and the same hyperparameters: what run_queue.py has trained so far.
 
-    python results/run_queue.py run          (trains: core-hours; stopped, it goes on)
+    python results/run_queue.py run games    (trains: core-hours; stopped, it goes on)
     python results/games/measure.py          (plays 30 full games with each new checkpoint: minutes)
 
 Writes scores.csv, the table of README.md, and the figure. A run whose checkpoint was evaluated before is not again.

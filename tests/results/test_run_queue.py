@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import run_queue
 
+from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 
 
@@ -28,9 +29,9 @@ def begin(entry):
 def test_what_is_packed_and_not_yet_unpacked_here_stays_packed_when_another_run_is(entries):
     for entry in entries:
         begin(entry)
-    assert run_queue.save() == 0
+    assert run_queue.save(run_queue.QUEUE) == 0
     run_queue.shutil.rmtree(entries[0].run.folder)
-    assert run_queue.save() == 0
+    assert run_queue.save(run_queue.QUEUE) == 0
     assert [run_queue.state(entry) for entry in entries] == ["packed", "broken"]
     run_queue.unpack(entries[0])
     assert (entries[0].run.folder / "checkpoints" / "step-7").is_dir()
@@ -39,7 +40,7 @@ def test_what_is_packed_and_not_yet_unpacked_here_stays_packed_when_another_run_
 
 def test_an_unpacking_that_was_interrupted_is_done_again(entries, monkeypatch):
     begin(entries[0])
-    run_queue.save()
+    run_queue.save(run_queue.QUEUE)
     run_queue.shutil.rmtree(entries[0].run.folder)
     whole = run_queue.tarfile.TarFile.extractall
 
@@ -53,6 +54,15 @@ def test_an_unpacking_that_was_interrupted_is_done_again(entries, monkeypatch):
     assert run_queue.state(entries[0]) == "packed"  # else it would begin anew, and its archive be deleted at its end
     run_queue.unpack(entries[0])
     assert (entries[0].run.folder / "checkpoints" / "step-7").is_dir()
+
+
+def test_runs_are_chosen_by_name_and_their_commands_are_told(entries, capsys):
+    assert run_queue.chosen([]) == run_queue.chosen(["t"]) == run_queue.chosen(["t/n/"]) == entries
+    assert run_queue.chosen(["t/n/seed-1", "t/n/seed-1"]) == entries[1:]
+    with pytest.raises(UserError, match="nothing in the queue is called t/n/seed; did you mean t/n/seed-"):
+        run_queue.chosen(["t/n/seed"])
+    run_queue.show(entries[1:], commands=True)
+    assert "dba3c train breakout --max-core-hours 1 " in (said := capsys.readouterr().out) and "--seed 1\n" in said
 
 
 def test_only_the_agent_of_an_entry_that_says_so_is_kept(entries, monkeypatch):
