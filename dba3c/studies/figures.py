@@ -236,8 +236,9 @@ def plot_learning_curves(
     """Draws one line for each group of runs (its seeds); returns the PNG and the SVG.
 
     Args:
-        groups: legend to runs. One run is drawn as it is; several as a statistic with a band, each run thin. The legend
-            says what the band is: a bootstrap interval, or the range of fewer than five runs.
+        groups: legend to runs. One run is drawn as it is; several as a statistic with a band to where the first of them
+            ends, each run thin, to a dot. The legend says what the band is: a bootstrap interval, or the range of fewer
+            than five runs.
         x: "frames", "hours" or "core-hours", or any chart's name.
         y: any chart's name.
         goal: a horizontal line, e.g. the stop score; of a score, the legend says how many runs reached it, and a known
@@ -345,6 +346,7 @@ def _draw_group(
         return
     for line in lines:
         axes.plot(*line, linewidth=0.5, alpha=0.35, **look)
+        axes.plot(*line[:, -1:], marker="o", markersize=3, color=look["color"])
     rise = all((np.diff(line[0]) >= 0).all() for line in lines)  # else a place has several values
     if not rise or max(line[0, 0] for line in lines) > min(line[0, -1] for line in lines):  # one died before all others
         why = "without a common range" if rise else "without a band"
