@@ -73,7 +73,7 @@ class Replica:
         return Pull(self._pulled, self.step, self.data_points)
 
     def commit(self, gradient: Tensor, data_points: int) -> None:
-        """One update with a mean gradient [P], of any device and float dtype, over `data_points` samples."""
+        """One update with a mean gradient [P], of any device and float dtype, that brings in `data_points`."""
         with torch.no_grad(), _ctrl_c_waits():
             self.shard.apply([gradient.to("cpu", torch.float32)], self.learning_rate)
             self.step += 1

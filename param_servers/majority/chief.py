@@ -4,8 +4,8 @@ No tensors pass through it. What is said on the links:
 
     rank -> chief   (headers only)
                     ABORTED   I am in no group (or mine broke); `step`, `data_points`: how far I am
-                    GRADIENT  I am in the group of generation `term` and hold its state; my gradient of `step` over
-                              `data_points` is ready; `sequence` numbers my pushes
+                    GRADIENT  I am in the group of generation `term` and hold its state; my gradient of `step`, which
+                              brings `data_points`, is ready; `sequence` numbers my pushes
     chief -> rank   ABORTED   leave your group and say how far you are
                     RESTORE   form generation `term` at `step` through the store at port `sequence` of this host;
                               payload: the rows of its members; the one without a mark hands its state to the others

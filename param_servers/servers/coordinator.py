@@ -74,7 +74,7 @@ class Coordinator:
 
     @property
     def data_points(self) -> int:
-        """Samples in all committed gradients of the run."""
+        """Data points of all committed gradients of the run."""
         return self.steps.data_points
 
     def _wait(self, now_s: float, patience_s: float) -> None:

@@ -58,7 +58,8 @@ class ParameterServer:
         checkpoint_dir: shared by all servers; None: no checkpoints, and a lost server costs all steps.
         audit_path: shard 0 appends every commit, roll-back and expulsion there.
         life: which life of the run this is, for the audit log: 0 for the first, one more each time it is resumed.
-        should_stop: shard 0 asks it after every step and twice a second: (step, data_points) -> reason or None.
+        should_stop: shard 0 asks it after every step and at every tick, at least twice a second: (step, data_points) ->
+            reason or None.
         on_report: called about once a second with the figures of `Reporter`.
         on_event: called with {"event", "message", ...}; the message is one line for a person.
         hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.

@@ -22,7 +22,7 @@ Who says what:
                         ALIVE       the answer to one
                         STOP
 
-`step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
+`step` numbers a version within its term: the updates committed before it. `term` grows each time the servers roll back.
 Whoever says other things than these adds kinds of its own to `KINDS`.
 """
 
@@ -72,7 +72,7 @@ class Kind(IntEnum):
 
 
 class Code(IntEnum):
-    """The answer to a push, or how a run ended."""
+    """The answer to a push, how a run ended, or (STREAMED) that PARAMETERS count only once SEALED comes."""
 
     NONE = 0
     ACCEPTED = 1
@@ -127,7 +127,8 @@ class Row(NamedTuple):
 MEMBER = 1
 """Bit of `Row.mark` in COMMIT: this push is averaged."""
 RECIPIENT = 2
-"""Bit of `Row.mark` in COMMIT and GIVE: this worker is sent the parameters."""
+"""Bit of `Row.mark` in COMMIT: this worker is sent the parameters; in a majority's RESTORE: this rank takes over the
+state. In GIVE `mark` is a `Code`."""
 
 
 def pack_header(header: Header, length: int | None = None) -> bytes:
@@ -162,10 +163,10 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 def check_data_points(data_points: int) -> None:
-    """Whether a gradient can be the mean over so many.
+    """Whether one gradient may bring so many.
 
     Raises:
-        BadMessage: it cannot; the sums that are sent on would be nonsense, or soon not fit into a header.
+        BadMessage: it may not; the sums that are sent on would be nonsense, or soon not fit into a header.
     """
     if not 0 <= data_points <= MOST_DATA_POINTS:
         raise BadMessage(f"a gradient over {data_points} data points")
