@@ -26,7 +26,7 @@ from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Code, Dtype, Header, Kind, check_data_points, control_payload, text_of
+from param_servers.wire.messages import Code, Header, Kind, check_data_points, control_payload, text_of
 from param_servers.wire.tcp_sockets import LOOPBACK
 
 _DIAL_NAP_S = 0.05
@@ -270,7 +270,7 @@ class ServersExchange:
 
     def _send_slice(self, shard: int, push: Push) -> None:
         sender, what = (self.worker, self.incarnation), (*push.version, push.sequence, push.data_points)
-        header = Header(Kind.GRADIENT, *sender, *what, dtype=Dtype.FLOAT32)
+        header = Header(Kind.GRADIENT, *sender, *what)
         server, payload = self.servers[shard], as_bytes(push.gradient[self._plan.slice_of(shard)])
         if not (self._distant and len(payload) and self._pace.begin(server, Frame(header, payload, available=0))):
             self._hub.send(server, header, payload)

@@ -19,7 +19,7 @@ from param_servers.servers.shard import PART_MULTIPLE, Accumulator, Elements, Sh
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Code, Dtype, Header, Kind, Row, Version
+from param_servers.wire.messages import Code, Header, Kind, Row, Version
 
 PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""
@@ -138,7 +138,7 @@ class CutThrough:
 
     def _streams(self, version: Version, rows: list[Row], out: Tensor) -> dict[Peer, Frame]:
         term, step = version[0], version[1] + 1
-        header = Header(Kind.PARAMETERS, self._index, 0, term, step, code=Code.STREAMED, dtype=Dtype.FLOAT32)
+        header = Header(Kind.PARAMETERS, self._index, 0, term, step, code=Code.STREAMED)
         frames, first = {}, self._index % len(rows)  # each server begins with another worker
         for row in rows[first:] + rows[:first]:
             worker, frame = Peer(Role.WORKER, row.worker), Frame(header, as_bytes(out), available=0)

@@ -21,7 +21,6 @@ from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
     RECIPIENT,
     Code,
-    Dtype,
     Header,
     Kind,
     Row,
@@ -101,7 +100,7 @@ class ShardNode:
         return control_payload(header, allowed)
 
     def _slice_for(self, peer: Peer, header: Header) -> memoryview:
-        if header.kind != Kind.GRADIENT or header.dtype != Dtype.FLOAT32 or header.length % 4:
+        if header.kind != Kind.GRADIENT or header.length % 4:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
         if header.length > 4 * self.shard.numel:
             raise BadMessage(f"a gradient of {header.length} bytes for a slice of {4 * self.shard.numel}")
@@ -146,7 +145,7 @@ class ShardNode:
         payload = as_bytes(self.shard.published())
         for row in rows:
             if self.workers.get(row.worker) == row.incarnation:
-                peer, header = Peer(Role.WORKER, row.worker), self._version(Kind.PARAMETERS, row.worker, Dtype.FLOAT32)
+                peer, header = Peer(Role.WORKER, row.worker), self._version(Kind.PARAMETERS, row.worker)
                 self._hub.cancel(peer, Kind.PARAMETERS)  # older ones, on a way slower than its others: it wants these
                 self._hub.send(peer, header, payload)
 
@@ -155,12 +154,12 @@ class ShardNode:
             if worker not in sent:
                 self._hub.send(Peer(Role.WORKER, worker), self._version(Kind.STEP, worker))
 
-    def _version(self, kind: Kind, worker: int, dtype: Dtype = Dtype.BYTES) -> Header:
+    def _version(self, kind: Kind, worker: int) -> Header:
         """A header that names the current version and answers the worker's last decided push."""
         incarnation, sequence, code = self._receipts.get(worker, (-1, 0, Code.NONE))
         if incarnation != self.workers.get(worker):
             sequence, code = 0, Code.NONE
-        return Header(kind, self.index, 0, self.term, self.step, sequence, self.data_points, code, dtype)
+        return Header(kind, self.index, 0, self.term, self.step, sequence, self.data_points, code)
 
     # -- orders of shard 0 ---------------------------------------------------------------------------------------
 
