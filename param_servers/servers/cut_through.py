@@ -200,15 +200,6 @@ class CutThrough:
         self._release(ahead, self._shard.numel)
         return {worker.rank for worker in ahead.frames}
 
-    def abort_if_streamed_to(self, workers: set[int]) -> None:
-        """These are given other parameters, which will lie where the streamed ones are arriving."""
-        if self._ahead is not None and any(peer.rank in workers for peer in self._ahead.frames):
-            self.abort()
-
-    def abort_if_on(self, worker: int) -> None:
-        if self._ahead is not None and any(row.worker == worker for row in self._ahead.rows):
-            self.abort()
-
     def abort(self) -> None:
         """Go back to the version that the shard held; nothing happens where no update is ahead."""
         ahead, self._ahead = self._ahead, None

@@ -209,7 +209,7 @@ class ShardNode:
             self.cut_through.advance((self.term, self.step), self.workers, self._incoming, self.data_points)
 
     def _give(self, rows: list[Row]) -> None:
-        self.cut_through.abort_if_streamed_to({row.worker for row in rows})
+        self.cut_through.abort()  # these parameters will lie where the streamed ones, of all workers, are arriving
         for row in rows:
             if row.sequence:
                 self._accumulator.decide(row)
@@ -219,7 +219,7 @@ class ShardNode:
 
     def _expel(self, expel: Expel) -> None:
         worker, incarnation = expel.worker, expel.incarnation
-        self.cut_through.abort_if_on(worker)
+        self.cut_through.abort()
         self._accumulator.forget(worker, incarnation)
         if self.workers.get(worker, incarnation + 1) <= incarnation:
             peer = Peer(Role.WORKER, worker)
