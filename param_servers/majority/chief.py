@@ -116,7 +116,7 @@ class MajorityChief:
             self._end_if_left_alone(event.peer.rank, now_s)
             self._carry_out(self._coordinator.left(event.peer.rank, event.reason, now_s))
         elif isinstance(event, Rejected):
-            self._on_event({"event": "rejected", "message": f"chief: {event.reason}", "number": event.number})
+            self._on_event({"event": "rejected", "message": f"chief: {event.reason}"})
 
     def _hear(self, rank: int, header: Header, now_s: float) -> None:
         coordinator, generation, step, data_points = self._coordinator, header.term, header.step, header.data_points

@@ -36,7 +36,7 @@ class Chief:
         node: shard 0 itself, which obeys like all others.
         hub: the way to the others.
         clock: seconds, monotonic.
-        on_event: called with {"event", "message", ...} for what is worth a line.
+        on_event: called with {"event", "message"} for what is worth a line.
         audit: None: no log.
         keep: checkpoints to keep.
         should_stop: asked after every step and at every tick; RunBroken from it ends the run as failed.
@@ -168,7 +168,7 @@ class Chief:
         if isinstance(decision, Note):
             self._note(decision)
         elif isinstance(decision, Forsake):
-            self._event("server_lost", decision.reason)
+            self._note(Note("server_lost", decision.reason))
             self._servers.discard(decision.shard)
             self._hub.close(Peer(Role.SERVER, decision.shard))
         elif isinstance(decision, Restore):
@@ -184,7 +184,7 @@ class Chief:
             if self._audit is not None:
                 self._audit.commit(order, self._node.shard.learning_rate(order.data_points_before))
         elif isinstance(order, Expel):
-            self._event("expelled", f"worker {order.worker} expelled: {order.reason}", worker=order.worker)
+            self._note(Note("expelled", f"worker {order.worker} expelled: {order.reason}"))
             self._log("expelled", worker=order.worker, incarnation=order.incarnation, reason=order.reason)
         elif isinstance(order, Checkpoint):
             self._files.clear()
@@ -210,10 +210,7 @@ class Chief:
     def _note(self, note: Note) -> None:
         if note.event in ("shrunk", "grown"):
             self._log(note.event, step=self.coordinator.step, num_gradients=self.coordinator.steps.num_gradients)
-        self._event(note.event, note.message, **({} if note.worker is None else {"worker": note.worker}))
-
-    def _event(self, event: str, message: str, **fields: Any) -> None:
-        self._on_event({"event": event, "message": message, **fields})
+        self._on_event({"event": note.event, "message": note.message})
 
     def _log(self, kind: str, **fields: Any) -> None:
         if self._audit is not None:

@@ -61,7 +61,7 @@ class ParameterServer:
         should_stop: shard 0 asks it after every step and at every tick, at least twice a second: (step, data_points) ->
             reason or None.
         on_report: called about once a second with the figures of `Reporter`.
-        on_event: called with {"event", "message", ...}; the message is one line for a person.
+        on_event: called with {"event", "message"}; the message is one line for a person.
         hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.
 
     Raises:
@@ -206,8 +206,7 @@ class ParameterServer:
         elif isinstance(event, Left):
             self._left(event)
         elif isinstance(event, Rejected):
-            message = f"server {self.shard}: {event.reason}"
-            self._on_event({"event": "rejected", "message": message, "number": event.number})
+            self._note("rejected", f"server {self.shard}: {event.reason}")
 
     def _hear(self, message: Message) -> None:
         peer, header, payload = message

@@ -86,7 +86,6 @@ class Note(NamedTuple):
 
     event: str
     message: str
-    worker: int | None = None
 
 
 Order = Commit | Give | Expel | Restore | Checkpoint | Stop
@@ -186,14 +185,14 @@ class StepCommits:
         if before < incarnation:
             self._forget(worker)
             decisions.append(Expel(worker, before, f"incarnation {incarnation} took its place"))
-        return [*decisions, Note("joined", f"worker {worker} joined (incarnation {incarnation})", worker)]
+        return [*decisions, Note("joined", f"worker {worker} joined (incarnation {incarnation})")]
 
     def left(self, worker: int, incarnation: int, reason: str) -> list[Decision]:
         """A worker's link is gone. What it pushed completely still counts."""
         if self._find(worker, incarnation) is None:
             return []
         del self._workers[worker]
-        return [Note("left", f"worker {worker} left: {reason}", worker)]
+        return [Note("left", f"worker {worker} left: {reason}")]
 
     def expel_the_late(self, reason: str) -> list[Decision]:
         """Part with every worker whose gradient of the open step is not complete."""
