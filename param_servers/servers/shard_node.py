@@ -11,7 +11,7 @@ from torch import Tensor
 
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
-from param_servers.layout import as_bytes, floats
+from param_servers.layout import as_bytes
 from param_servers.optim import State
 from param_servers.servers.cut_through import CutThrough
 from param_servers.servers.shard import Accumulator, Shard
@@ -100,15 +100,14 @@ class ShardNode:
         return control_payload(header, allowed)
 
     def _slice_for(self, peer: Peer, header: Header) -> memoryview:
-        if header.kind != Kind.GRADIENT or header.length % 4:
+        if header.kind != Kind.GRADIENT:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
-        if header.length > 4 * self.shard.numel:
+        if header.length != 4 * self.shard.numel:
             raise BadMessage(f"a gradient of {header.length} bytes for a slice of {4 * self.shard.numel}")
         if header.incarnation != self.workers.get(peer.rank):
             raise BadMessage(f"it signs as incarnation {header.incarnation}")
         check_data_points(header.data_points)
-        whole = header.length == 4 * self.shard.numel
-        place = self._accumulator.spare() if whole else floats(header.length // 4)
+        place = self._accumulator.spare()
         self._incoming.setdefault(peer, deque()).append(place)
         return as_bytes(place)
 
@@ -127,7 +126,7 @@ class ShardNode:
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
         if code == Code.NONE:
             self.cut_through.completed(peer.rank, tensor)
-        if code in (Code.NON_FINITE, Code.WRONG_LENGTH):
+        if code == Code.NON_FINITE:
             self.cut_through.abort()
             self.rejected += 1
             answer = Header(Kind.RECEIPT, self.index, 0, self.term, self.step, header.sequence, code=code)

@@ -78,12 +78,11 @@ class Code(IntEnum):
     ACCEPTED = 1
     STALE = 2
     NON_FINITE = 3
-    WRONG_LENGTH = 4
-    FAILED = 5
-    STREAMED = 6
+    FAILED = 4
+    STREAMED = 5
 
 
-REASONS = {Code.ACCEPTED: "", Code.STALE: "stale", Code.NON_FINITE: "non-finite", Code.WRONG_LENGTH: "wrong-length"}
+REASONS = {Code.ACCEPTED: "", Code.STALE: "stale", Code.NON_FINITE: "non-finite"}
 
 
 KINDS: dict[int, IntEnum] = {int(kind): kind for kind in Kind}

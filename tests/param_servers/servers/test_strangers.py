@@ -53,8 +53,10 @@ def test_whoever_claims_what_the_run_does_not_have_is_turned_away_and_harms_nobo
         worker.close()
 
 
-@pytest.mark.parametrize("data_points", [2**63 - 1, 2**32 + 1, -1])
-def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_nobody(data_points: int) -> None:
+@pytest.mark.parametrize(("data_points", "size"), [(2**63 - 1, 32), (2**32 + 1, 32), (-1, 32), (5, 28), (5, 36)])
+def test_a_gradient_over_impossibly_many_data_points_or_of_another_length_closes_its_link_and_harms_nobody(
+    data_points: int, size: int
+) -> None:
     with Serving(num_workers=2) as run:
         wait_until(lambda: 0 in run.addresses, "the server")
         hub = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
@@ -62,7 +64,7 @@ def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_n
         hub.dial(run.addresses[0], Hello(Role.WORKER, 1, 0, 0, PLAN.fingerprint))
         wait_until(lambda: hub.poll(0.05) is not None and hub.connected(server), "its link")
         header = Header(Kind.GRADIENT, 1, 0, 1, 0, 1, data_points)
-        hub.send(server, header, memoryview(bytearray(32)))
+        hub.send(server, header, memoryview(bytearray(size)))
         wait_until(lambda: events.extend(hub.poll(0.05)) or any(isinstance(event, Left) for event in events), "the end")
         hub.shut()
         worker = run.worker()
