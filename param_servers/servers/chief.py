@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.errors import BadMessage, RunBroken
 from param_servers.exchange import OnEvent, ShouldStop, never
 from param_servers.servers.audit import AuditLog
@@ -47,7 +47,7 @@ class Chief:
         coordinator: Coordinator,
         node: ShardNode,
         hub: Hub,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointFiles,
         clock: Callable[[], float],
         on_event: OnEvent,
         audit: AuditLog | None = None,

@@ -10,7 +10,7 @@ of `step_commits`); one that is still busy then only learns that a version exist
 parameters.
 """
 
-from param_servers.checkpoint.writer import Checkpointing, steps_lost
+from param_servers.checkpoint.writer import CheckpointProgress, steps_lost
 from param_servers.config import ExchangeConfig
 from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
 from param_servers.wire.messages import Row
@@ -50,7 +50,9 @@ class Coordinator:
             asynchronous=config.exchange == "async",
             max_staleness=config.max_staleness,
         )
-        self.checkpointing = Checkpointing(self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved)
+        self.checkpointing = CheckpointProgress(
+            self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved
+        )
         self._restores = 0
         """Since a checkpoint was last written."""
         self._ready: set[int] = set()

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, CheckpointError, ConfigError, ParamServersError, PeerLost, RunBroken
 from param_servers.exchange import OnEvent, OnReport, Publish, Resolve, ShouldStop, never, unread
@@ -90,7 +90,7 @@ class ParameterServer:
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
         hub: Hub | None = None,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointFiles | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not 0 <= shard < plan.num_shards:
@@ -115,7 +115,7 @@ class ParameterServer:
             admit=self.admits,
             silence_timeout_s=timeouts.silence_s,
         )
-        self._checkpoints = checkpoints or Checkpoints(checkpoint_dir, plan, shard, initial_parameters)
+        self._checkpoints = checkpoints or CheckpointFiles(checkpoint_dir, plan, shard, initial_parameters)
         asynchronous = exchange.exchange == "async"
         self._fingerprint = plan.fingerprint_of(asynchronous)
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.errors import BadMessage
 from param_servers.layout import as_bytes
 from param_servers.optim import State
@@ -61,7 +61,7 @@ class ShardNode:
         shard: Shard,
         hub: Hub,
         asynchronous: bool,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointFiles,
         tell: Tell,
         all_needed: int = 0,
     ) -> None:
