@@ -12,7 +12,6 @@ from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.shard_node import ShardNode, pack_order
 from param_servers.servers.step_commits import (
-    Checkpoint,
     Commit,
     Decision,
     Expel,
@@ -21,6 +20,7 @@ from param_servers.servers.step_commits import (
     Order,
     Restore,
     Stop,
+    WriteCheckpoint,
 )
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
@@ -186,7 +186,7 @@ class Chief:
         elif isinstance(order, Expel):
             self._note(Note("expelled", f"worker {order.worker} expelled: {order.reason}"))
             self._log("expelled", worker=order.worker, incarnation=order.incarnation, reason=order.reason)
-        elif isinstance(order, Checkpoint):
+        elif isinstance(order, WriteCheckpoint):
             self._files.clear()
             self._checkpoints.make_room(order.step, self._node.term)
         elif isinstance(order, Stop):

@@ -12,7 +12,7 @@ parameters.
 
 from param_servers.checkpoint.writer import CheckpointProgress, steps_lost
 from param_servers.config import ExchangeConfig
-from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
+from param_servers.servers.step_commits import Decision, Forsake, Note, Restore, StepCommits, Stop, WriteCheckpoint
 from param_servers.wire.messages import Row
 
 MOST_RESTORES = 20
@@ -239,7 +239,7 @@ class Coordinator:
     def _checkpoint(self) -> list[Decision]:
         self._written_since_s, self._told_late = self._since_s, False  # a step has just ended, or the run is stopping
         self.checkpointing.begin(self.step, self.data_points)
-        return [Checkpoint(self.step, self.data_points)]
+        return [WriteCheckpoint(self.step, self.data_points)]
 
     def checkpoint_done(self, step: int, error: str, now_s: float) -> list[Decision]:
         """The checkpoint is published, or has failed (`error` says why); training goes on either way."""

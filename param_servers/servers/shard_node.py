@@ -15,7 +15,7 @@ from param_servers.layout import as_bytes
 from param_servers.optim import State
 from param_servers.servers.cut_through import CutThrough
 from param_servers.servers.shard import Accumulator, Shard
-from param_servers.servers.step_commits import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
+from param_servers.servers.step_commits import Commit, Expel, Give, Order, Restore, Stop, WriteCheckpoint
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
@@ -174,7 +174,7 @@ class ShardNode:
             self._give(list(order.rows))
         elif isinstance(order, Expel):
             self._expel(order)
-        elif isinstance(order, Checkpoint):
+        elif isinstance(order, WriteCheckpoint):
             self._checkpoint(order.step)
         elif isinstance(order, Restore):
             self._restore(order)
@@ -279,7 +279,7 @@ def pack_order(order: Order) -> tuple[Header, bytes]:
         return Header(Kind.GIVE, 0, 0, order.term, order.step), pack_rows(order.rows)
     if isinstance(order, Expel):
         return Header(Kind.EXPEL, 0, order.incarnation, sequence=order.worker), bytes_of(order.reason)
-    if isinstance(order, Checkpoint):
+    if isinstance(order, WriteCheckpoint):
         return Header(Kind.CHECKPOINT, 0, 0, 0, order.step, data_points=order.data_points), b""
     if isinstance(order, Restore):
         return Header(Kind.RESTORE, 0, 0, *order[:2], data_points=order.data_points), b""
@@ -300,7 +300,7 @@ def unpack_order(header: Header, payload: bytes | memoryview) -> Order:
     if header.kind == Kind.EXPEL:
         return Expel(header.sequence, header.incarnation, text_of(payload))
     if header.kind == Kind.CHECKPOINT:
-        return Checkpoint(step, data_points)
+        return WriteCheckpoint(step, data_points)
     if header.kind == Kind.RESTORE:
         return Restore(term, step, data_points)
     if header.kind == Kind.STOP:

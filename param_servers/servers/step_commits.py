@@ -67,7 +67,7 @@ class Restore(NamedTuple):
     data_points: int
 
 
-class Checkpoint(NamedTuple):
+class WriteCheckpoint(NamedTuple):
     """Every shard writes its slice of version `step`."""
 
     step: int
@@ -88,9 +88,9 @@ class Note(NamedTuple):
     message: str
 
 
-Order = Commit | Give | Expel | Restore | Checkpoint | Stop
+Order = Commit | Give | Expel | Restore | WriteCheckpoint | Stop
 """What every shard obeys, in the order in which it was decided."""
-Decision = Commit | Give | Expel | Forsake | Restore | Checkpoint | Stop | Note
+Decision = Commit | Give | Expel | Forsake | Restore | WriteCheckpoint | Stop | Note
 
 
 @dataclass
