@@ -111,7 +111,7 @@ class ConnectedWorker:
 
 
 @dataclass
-class Push:
+class ReportedPush:
     """A gradient, as far as shards have reported it."""
 
     sequence: int
@@ -155,7 +155,7 @@ class StepCommits:
         """Who is connected."""
         self._times_late: dict[int, int] = {}
         """How often a worker was expelled since it was last a member of a step."""
-        self.pushes: dict[Key, Push] = {}
+        self.pushes: dict[Key, ReportedPush] = {}
         """Gradients of the open step, as far as the shards have reported them."""
         self._complete: list[Key] = []
         """Those of them that every shard holds, in the order of completion."""
@@ -271,7 +271,7 @@ class StepCommits:
                 self._workers.pop(row.worker, None)  # it may have left, and come back
                 self._forget(row.worker)
                 return [Expel(*key, f"it gave two gradients for step {self.step}")]
-            push = self.pushes[key] = Push(row.sequence, step)
+            push = self.pushes[key] = ReportedPush(row.sequence, step)
         if push.sequence != row.sequence or row.mark != Code.NONE:
             return []
         push.data_points = max(push.data_points, data_points)
