@@ -44,7 +44,6 @@ from param_servers.errors import (
     CheckpointError,
     ConfigError,
     Diverged,
-    LaneLost,
     LastStepsLost,
     ParamServersError,
     RunBroken,
@@ -60,13 +59,9 @@ SPARE_BYTES = 64_000_000
 """For everything else in a run's folder."""
 
 
+@harmless_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Be the role that the arguments name; 0 when the run ended as asked. What it prints goes to its log."""
-    with harmless_output():
-        return _be_the_role(argv)
-
-
-def _be_the_role(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m launch.role")
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--role", required=True, choices=sorted(ROLES))
@@ -87,7 +82,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
             config = replace_options(config, listen_host=host)
         process = RunProcess(folder, config, arguments.rank, incarnation)
         reason = play(arguments.role, process)
-    except (EnvironmentFailed, LaneLost) as error:
+    except EnvironmentFailed as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return RUN_BROKEN_EXIT
     except (UserError, ConfigError, CheckpointError) as error:

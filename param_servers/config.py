@@ -175,7 +175,7 @@ class OptimizerConfig:
     """adam: decay of the mean of squared gradients."""
 
     epsilon: float = option(1e-5, above=0, below=math.inf, optimizer="adam rmsprop adagrad adadelta")
-    """adam, rmsprop, adagrad, adadelta: added to the denominator."""
+    """adam, rmsprop, adagrad: added to the denominator; adadelta: added under both roots."""
 
     decay: float = option(0.99, least=0, below=1, optimizer="rmsprop adadelta")
     """rmsprop (alpha), adadelta (rho): decay of the mean of squared gradients."""

@@ -12,7 +12,7 @@ class ConfigError(ParamServersError, ValueError):
 
 
 class BadMessage(ParamServersError):
-    """A frame or a handshake that must not be believed: wrong magic, version, kind, dtype, length or proof."""
+    """A frame or a handshake that must not be believed: wrong magic, version, kind, length or proof."""
 
 
 class PeerLost(ParamServersError):

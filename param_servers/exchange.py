@@ -1,9 +1,9 @@
 """The one object in which the ways of training differ.
 
     while True:                                     # until RunStopped
-        parameters, step, data_points = exchange.pull()
+        parameters, step, _ = exchange.pull()
         gradient = ...                              # computed on exactly these parameters
-        receipt = exchange.push(gradient, step, data_points=samples)
+        receipt = exchange.push(gradient, step, data_points)
 
 Sharded servers, all-reduce and the exchange of a single process all implement `GradientExchange`, so a worker's loop is
 written once.
@@ -98,8 +98,13 @@ class GradientExchange(Protocol):
         Args:
             gradient: [P] float32, contiguous; the caller may reuse it when this returns.
             step: the step of the `Pull` it was computed on.
-            data_points: how many samples it averages over, a whole number.
-        Raises: as `pull`; ConfigError for `data_points`, before anything has changed.
+            data_points: agent steps (samples) that this gradient brings into an update for the first time, a whole
+                number from 0 on; schedules and `should_stop` go by their sum. Fewer than it averages over where steps
+                are used again (0 in a later epoch of PPO). At most 2³² with servers or a majority, 2²⁴ − 1 in an
+                all-reduce.
+
+        Raises: as `pull`; ConfigError: `data_points` is no whole number from 0 on, before anything has changed;
+            ParamServersError: it is above that bound.
         """
         ...
 

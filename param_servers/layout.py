@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from param_servers.errors import ConfigError
@@ -161,12 +161,6 @@ class ShardPlan:
     layout: FlatLayout
     cuts: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        ends = (self.cuts[0], self.cuts[-1]) if self.cuts else None
-        growing = all(low < high for low, high in pairwise(self.cuts))
-        if len(self.cuts) < 2 or ends != (0, self.layout.numel) or not growing:
-            raise ConfigError(f"cuts must grow from 0 to {self.layout.numel}, got {list(self.cuts)}")
-
     @property
     def num_shards(self) -> int:
         return len(self.cuts) - 1
@@ -174,10 +168,6 @@ class ShardPlan:
     def slice_of(self, shard: int) -> slice:
         """The elements of the flat buffer that `shard` owns."""
         return slice(self.cuts[shard], self.cuts[shard + 1])
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(self.slice_of(shard) for shard in range(self.num_shards))
 
     @cached_property
     def fingerprint(self) -> str:

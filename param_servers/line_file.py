@@ -34,11 +34,6 @@ class LineFile:
         self._backlog: deque[bytes] = deque()
         self._descriptor: int | None = None
 
-    @property
-    def waiting(self) -> int:
-        """Lines that the disk has refused so far."""
-        return len(self._backlog)
-
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append the records, after those that are still waiting."""
         self._backlog.extend(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)

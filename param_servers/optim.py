@@ -137,13 +137,12 @@ def merge_states(states: Sequence[Mapping[str, Tensor]]) -> State:
     """Join the states of consecutive shards: moments end to end, counters once.
 
     Raises:
-        ConfigError: shards of different rules or at different steps.
+        ConfigError: shards at different steps.
+        KeyError: shards of different rules.
     """
     merged = {}
     for name, first in states[0].items():
-        parts = [state[name] for state in states if name in state]
-        if len(parts) != len(states):
-            raise ConfigError(f"not every shard has the optimizer state {name}")
+        parts = [state[name] for state in states]
         if first.dim() == 0 and any(not torch.equal(part, first) for part in parts):
             raise ConfigError(f"shards disagree on the optimizer's {name}: {[part.item() for part in parts]}")
         merged[name] = first.clone() if first.dim() == 0 else torch.cat(parts)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from param_servers.checkpoint.files import checkpoints_in, find_newest, load_checkpoint, set_aside_after
-from param_servers.checkpoint.writer import Checkpoints, steps_lost
+from param_servers.checkpoint.writer import CheckpointFiles, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import CheckpointError, CheckpointUnreadable, LastStepsLost, RunStopped
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread, whole
@@ -56,7 +56,7 @@ class Replica:
         self._on_event = on_event
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
-        self._checkpoints = Checkpoints(checkpoint_dir, self._plan, 0)
+        self._checkpoints = CheckpointFiles(checkpoint_dir, self._plan, 0)
         self._directory = self._checkpoints.directory
         self._saved = self._safe = self.step
         """The step of the newest checkpoint that was begun, and of the newest that is there."""
@@ -73,7 +73,7 @@ class Replica:
         return Pull(self._pulled, self.step, self.data_points)
 
     def commit(self, gradient: Tensor, data_points: int) -> None:
-        """One update with a mean gradient [P], of any device and float dtype, over `data_points` samples."""
+        """One update with a mean gradient [P], of any device and float dtype, that brings in `data_points`."""
         with torch.no_grad(), _ctrl_c_waits():
             self.shard.apply([gradient.to("cpu", torch.float32)], self.learning_rate)
             self.step += 1

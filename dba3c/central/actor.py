@@ -29,7 +29,7 @@ from dba3c.roles import RunProcess
 from param_servers.errors import BadMessage, PeerLost, Refused, RunStopped
 from param_servers.timeouts import AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role, new_life
+from param_servers.wire.handshake import Hello, Peer, Role, new_process_token
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind, text_of
 
@@ -158,7 +158,8 @@ class Actor:
     ) -> None:
         self._groups, self._resolve, self._on_failure, self._on_steps = groups, resolve, on_failure, on_steps
         self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
-        self._hello = Hello(CentralRole.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
+        fingerprint, token = groups[0].shape.fingerprint, new_process_token()
+        self._hello = Hello(CentralRole.ACTOR, rank, incarnation, learner, fingerprint, process_token=token)
         self._learner = Peer(Role.SERVER, learner)
         self._hub = Hub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
         self._redial = Redial(join_timeout_s, random.Random(f"{rank}:{incarnation}").getrandbits(32))

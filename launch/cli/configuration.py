@@ -43,11 +43,10 @@ SHOWN_SAMPLES = {
     "atari": (160, 160, "results/games"),
     "breakout_cluster": (3_600, 3_600, "results/batch_size"),
 }
-"""Of presets: the fewest and the most samples in an update from which it was shown to learn, and where that is."""
+"""Of presets: the fewest and the most samples in an update from which it was shown to learn, and where that is. The
+learning rate of these goes with the number of environments: see `rate_for`."""
 SHOWN_WITHIN = 1.5
 """A size is as good as a shown one when it is at most so many times as large, or as small."""
-RATE_OF_ENVIRONMENTS = ("breakout", "atari", "breakout_cluster")
-"""Presets whose learning rate goes with the number of environments: see `rate_for`."""
 WITH_THEIR_OWN_BATCH = ("dba3c_paper",)
 """Presets that stand for a published number of environments."""
 
@@ -122,7 +121,7 @@ class TrainWords:
     def with_its_rate(self, config: TrainConfig) -> TrainConfig:
         """With the learning rate that goes with so many environments, where the preset has one and none was given."""
         counted = self.given.keys() & {"learning_rate", "envs_per_worker"}
-        counts = self.preset_of(config) in RATE_OF_ENVIRONMENTS and self.is_synchronous(config)
+        counts = self.preset_of(config) in SHOWN_SAMPLES and self.is_synchronous(config)
         if counted or not counts or config.optimizer.optimizer != "rmsprop":
             return config
         return replace_options(config, learning_rate=rate_for(environments_of(config)))
@@ -235,7 +234,6 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
     topology = fit(
         place.world_size,
         servers=servers,
-        actors=counts.get("actors"),
         workers=counts.get("num_workers"),
         gradients=counts.get("num_gradients"),
         backup_workers=backup_workers,

@@ -26,7 +26,6 @@ from dba3c.errors import UserError, did_you_mean
 from dba3c.resuming import MAY_CHANGE
 from launch.cli.configuration import TrainWords, words_of
 from launch.local.resources import given_cores
-from param_servers.errors import ConfigError
 
 ALL_WORD = "--help-all"
 HELP_WORDS = ("-h", "--help", ALL_WORD)
@@ -159,8 +158,6 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
             if value == () and "--" + name.replace("_", "-") in said:
                 raise UserError(f"--{name.replace('_', '-')} needs a value")
         return parsed
-    except ConfigError as error:
-        raise UserError(str(error)) from error
     except SystemExit as ended:
         if not ended.code:
             raise

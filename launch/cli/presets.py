@@ -29,8 +29,6 @@ CLUSTER_ENVIRONMENTS = 720
 ONE_LEARNER = ExchangeConfig(exchange="local")
 PPO_DATA_POINTS = 10_000_000
 """Of the paper's Atari runs: 40 M frames."""
-FAMILY_PRESETS = {"football": "football", "vizdoom": "vizdoom", "atari": "atari"}
-"""Which preset fits a family when none is named; `fitting_preset` knows the rest."""
 OF_ONE_FAMILY = ("breakout", "atari", "breakout_cluster", "dba3c_paper", "football", "vizdoom")
 """Presets that train no environments of other families."""
 MUJOCO = (
@@ -360,6 +358,6 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
 def fitting_preset(env_id: str) -> str:
     """The name of the preset that fits an environment."""
     family = EnvironmentConfig(env_id=env_id).family
-    if family in FAMILY_PRESETS:
-        return FAMILY_PRESETS[family]
+    if family in PRESETS:
+        return family
     return "mujoco" if family == "gymnasium" and env_id.split("-v")[0] in MUJOCO else "classic"

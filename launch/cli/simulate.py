@@ -100,8 +100,6 @@ class SimulateArguments:
 def simulate(words: Sequence[str]) -> int:
     """dba3c simulate [OPTIONS]"""
     arguments = parse(SimulateArguments, words, "dba3c simulate")
-    if not arguments.nodes:
-        raise UserError("--nodes needs a number")
     if arguments.seed < 0:
         raise UserError(f"--seed must not be negative, got {arguments.seed}")
     if arguments.central:

@@ -41,7 +41,7 @@ class StepRow(NamedTuple):
     """One rank's part in one step."""
 
     data_points: int
-    """Samples its gradient averages over; 0 when it contributes nothing."""
+    """What its `push` was told; 0 when it contributes nothing."""
     rejected: bool
     """Its gradient is not finite: it contributes zeros and is left out of the mean."""
     stop: int

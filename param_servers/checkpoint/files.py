@@ -253,7 +253,7 @@ def find_newest(directory: str | Path, on_skip: Callable[[str], None] = lambda l
 def _why_torn(path: Path) -> str:
     """ "" of a whole checkpoint. Raises CheckpointUnreadable."""
     try:
-        patiently(lambda: _check(path), path)
+        patiently(lambda: sum(1 for _ in _contents(path, _manifest(path))), path)  # one file at a time
     except CheckpointError as error:
         return str(error)
     return ""
@@ -338,12 +338,6 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, by
         if content is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise CheckpointError(f"checkpoint {path.name} is torn: {name} does not fit the manifest")
         yield name, content
-
-
-def _check(path: Path) -> None:
-    """The files of a checkpoint are as its manifest says. Raises CheckpointError, OSError."""
-    for _ in _contents(path, _manifest(path)):
-        pass
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:

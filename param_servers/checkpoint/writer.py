@@ -32,7 +32,7 @@ Done = Callable[[dict[str, Any]], None]
 Loaded = Callable[[Tensor, State | None], None]
 
 
-class Checkpoints:
+class CheckpointFiles:
     """One shard's checkpoints, in a directory that all servers share.
 
     Args:
@@ -170,7 +170,7 @@ class Checkpoints:
         self._thread.close(CLOSE_S)
 
 
-class Checkpointing:
+class CheckpointProgress:
     """Which checkpoint is being written, which shards have written their slice, which one is safe. Pure.
 
     At most one checkpoint is in the making.

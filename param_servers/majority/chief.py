@@ -4,8 +4,8 @@ No tensors pass through it. What is said on the links:
 
     rank -> chief   (headers only)
                     ABORTED   I am in no group (or mine broke); `step`, `data_points`: how far I am
-                    GRADIENT  I am in the group of generation `term` and hold its state; my gradient of `step` over
-                              `data_points` is ready; `sequence` numbers my pushes
+                    GRADIENT  I am in the group of generation `term` and hold its state; my gradient of `step`, which
+                              brings `data_points`, is ready; `sequence` numbers my pushes
     chief -> rank   ABORTED   leave your group and say how far you are
                     RESTORE   form generation `term` at `step` through the store at port `sequence` of this host;
                               payload: the rows of its members; the one without a mark hands its state to the others
@@ -116,7 +116,7 @@ class MajorityChief:
             self._end_if_left_alone(event.peer.rank, now_s)
             self._carry_out(self._coordinator.left(event.peer.rank, event.reason, now_s))
         elif isinstance(event, Rejected):
-            self._on_event({"event": "rejected", "message": f"chief: {event.reason}", "number": event.number})
+            self._on_event({"event": "rejected", "message": f"chief: {event.reason}"})
 
     def _hear(self, rank: int, header: Header, now_s: float) -> None:
         coordinator, generation, step, data_points = self._coordinator, header.term, header.step, header.data_points

@@ -52,7 +52,7 @@ from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.audit import AuditLog
 from param_servers.timeouts import GOODBYE_S, NAP_S, Redial, clock_of_a_loop
 from param_servers.wire.frames import Event, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
+from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_process_token
 from param_servers.wire.hub import WakeableHub
 from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, control_payload, text_of, unpack_rows
 from param_servers.wire.tcp_sockets import listen_address
@@ -136,7 +136,7 @@ class MajorityExchange:
             self._chief_thread.start()
             publish_address(*address)
         self._config, self._secret, self._incarnation, self._store = config, secret, incarnation, store
-        self._life = new_life()  # one for all its links: rank 0 takes another for another process
+        self._process_token = new_process_token()  # one for all its links: rank 0 takes another for another process
         self._generation, self._members = 0, list[int]()
         """Of the newest group that this rank was told to form."""
         self._group: TorchCollective | None = None
@@ -232,7 +232,8 @@ class MajorityExchange:
         address = self._redial.attempt(lambda: self._resolve(0), self._now_s(), what)
         if address is not None:
             self._chief_host, fingerprint = address[0], self.replica.layout.fingerprint
-            self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=self._life))
+            rank, token = self.rank, self._process_token
+            self._hub.dial(address, Hello(Role.WORKER, rank, self._incarnation, 0, fingerprint, process_token=token))
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:

@@ -21,8 +21,8 @@ from param_servers.servers.step_commits import Commit
 class AuditLog:
     """Appends to one file; each line is in the kernel's hands before the decision it records is sent.
 
-    Unless the disk refuses: then training goes on and lines wait (see `LineFile`). What had to be dropped is told by a
-    line of kind "lost" with the number of `records` that are missing before it, and is no history to replay.
+    Unless the disk refuses: then training goes on and lines wait (see `LineFile`). What had to be dropped is told at
+    the end, and leaves a gap between steps: that is no history to replay.
 
     Args:
         life: which life of the run this is, 0 for the first.
@@ -32,7 +32,6 @@ class AuditLog:
     def __init__(self, path: Path, life: int = 0, warn: Callable[[str], None] = lambda line: None) -> None:
         self.life = life
         self._file = LineFile(path, warn)
-        self._told_lost = 0
 
     def commit(self, commit: Commit, learning_rate: float) -> None:
         self.write(
@@ -49,10 +48,6 @@ class AuditLog:
     def write(self, kind: str, **fields: Any) -> None:
         """Any other line: rollback, expelled, shrunk, grown, stopped."""
         self._file.write([{"kind": kind, "life": self.life, **fields}])
-        lost = self._file.lost - self._told_lost
-        if lost and not self._file.waiting:
-            self._told_lost += lost
-            self.write("lost", records=lost)
 
     def close(self) -> None:
         self._file.close()

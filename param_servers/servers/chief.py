@@ -5,14 +5,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.errors import BadMessage, RunBroken
 from param_servers.exchange import OnEvent, ShouldStop, never
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.shard_node import ShardNode, pack_order
 from param_servers.servers.step_commits import (
-    Checkpoint,
     Commit,
     Decision,
     Expel,
@@ -21,6 +20,7 @@ from param_servers.servers.step_commits import (
     Order,
     Restore,
     Stop,
+    WriteCheckpoint,
 )
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
@@ -36,7 +36,7 @@ class Chief:
         node: shard 0 itself, which obeys like all others.
         hub: the way to the others.
         clock: seconds, monotonic.
-        on_event: called with {"event", "message", ...} for what is worth a line.
+        on_event: called with {"event", "message"} for what is worth a line.
         audit: None: no log.
         keep: checkpoints to keep.
         should_stop: asked after every step and at every tick; RunBroken from it ends the run as failed.
@@ -47,7 +47,7 @@ class Chief:
         coordinator: Coordinator,
         node: ShardNode,
         hub: Hub,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointFiles,
         clock: Callable[[], float],
         on_event: OnEvent,
         audit: AuditLog | None = None,
@@ -168,7 +168,7 @@ class Chief:
         if isinstance(decision, Note):
             self._note(decision)
         elif isinstance(decision, Forsake):
-            self._event("server_lost", decision.reason)
+            self._note(Note("server_lost", decision.reason))
             self._servers.discard(decision.shard)
             self._hub.close(Peer(Role.SERVER, decision.shard))
         elif isinstance(decision, Restore):
@@ -184,9 +184,9 @@ class Chief:
             if self._audit is not None:
                 self._audit.commit(order, self._node.shard.learning_rate(order.data_points_before))
         elif isinstance(order, Expel):
-            self._event("expelled", f"worker {order.worker} expelled: {order.reason}", worker=order.worker)
+            self._note(Note("expelled", f"worker {order.worker} expelled: {order.reason}"))
             self._log("expelled", worker=order.worker, incarnation=order.incarnation, reason=order.reason)
-        elif isinstance(order, Checkpoint):
+        elif isinstance(order, WriteCheckpoint):
             self._files.clear()
             self._checkpoints.make_room(order.step, self._node.term)
         elif isinstance(order, Stop):
@@ -210,10 +210,7 @@ class Chief:
     def _note(self, note: Note) -> None:
         if note.event in ("shrunk", "grown"):
             self._log(note.event, step=self.coordinator.step, num_gradients=self.coordinator.steps.num_gradients)
-        self._event(note.event, note.message, **({} if note.worker is None else {"worker": note.worker}))
-
-    def _event(self, event: str, message: str, **fields: Any) -> None:
-        self._on_event({"event": event, "message": message, **fields})
+        self._on_event({"event": note.event, "message": note.message})
 
     def _log(self, kind: str, **fields: Any) -> None:
         if self._audit is not None:

@@ -24,9 +24,9 @@ from param_servers.servers.client_state import ClientState, Push
 from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
 from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
+from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_process_token
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Code, Dtype, Header, Kind, check_data_points, control_payload, text_of
+from param_servers.wire.messages import Code, Header, Kind, check_data_points, control_payload, text_of
 from param_servers.wire.tcp_sockets import LOOPBACK
 
 _DIAL_NAP_S = 0.05
@@ -69,7 +69,7 @@ class ServersExchange:
         self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
         self.stopped: tuple[str, bool] | None = None
         """(reason, failed) once the servers said STOP."""
-        self._life = new_life()
+        self._process_token = new_process_token()
         self._plan, self._resolve, self._asynchronous = plan, resolve, exchange_config.exchange == "async"
         self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
@@ -234,7 +234,7 @@ class ServersExchange:
             return
         self._distant = self._distant or not address[0].startswith(LOOPBACK)
         fingerprint, seen_term = self._plan.fingerprint_of(self._asynchronous), self.state.newest[0]
-        hello = Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, seen_term, self._life)
+        hello = Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, seen_term, self._process_token)
         self._hub.dial(address, hello)
 
     def _ask(self) -> None:
@@ -270,7 +270,7 @@ class ServersExchange:
 
     def _send_slice(self, shard: int, push: Push) -> None:
         sender, what = (self.worker, self.incarnation), (*push.version, push.sequence, push.data_points)
-        header = Header(Kind.GRADIENT, *sender, *what, dtype=Dtype.FLOAT32)
+        header = Header(Kind.GRADIENT, *sender, *what)
         server, payload = self.servers[shard], as_bytes(push.gradient[self._plan.slice_of(shard)])
         if not (self._distant and len(payload) and self._pace.begin(server, Frame(header, payload, available=0))):
             self._hub.send(server, header, payload)

@@ -7,7 +7,7 @@ from torch import Tensor
 from param_servers.errors import BadMessage
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import ShardPlan, floats
-from param_servers.wire.messages import REASONS, Code, Dtype, Header, Kind, Version
+from param_servers.wire.messages import REASONS, Code, Header, Kind, Version
 
 NOTHING: Version = (0, -1)
 
@@ -62,7 +62,7 @@ class ClientState:
             BadMessage: not parameters of this shard's length.
         """
         part = self.plan.slice_of(shard)
-        if header.kind != Kind.PARAMETERS or header.dtype != Dtype.FLOAT32:
+        if header.kind != Kind.PARAMETERS:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
         if header.length != 4 * (part.stop - part.start):
             raise BadMessage(f"parameters of {header.length} bytes for a slice of {4 * (part.stop - part.start)}")

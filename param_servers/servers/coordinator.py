@@ -10,9 +10,9 @@ of `step_commits`); one that is still busy then only learns that a version exist
 parameters.
 """
 
-from param_servers.checkpoint.writer import Checkpointing, steps_lost
+from param_servers.checkpoint.writer import CheckpointProgress, steps_lost
 from param_servers.config import ExchangeConfig
-from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
+from param_servers.servers.step_commits import Decision, Forsake, Note, Restore, StepCommits, Stop, WriteCheckpoint
 from param_servers.wire.messages import Row
 
 MOST_RESTORES = 20
@@ -50,7 +50,9 @@ class Coordinator:
             asynchronous=config.exchange == "async",
             max_staleness=config.max_staleness,
         )
-        self.checkpointing = Checkpointing(self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved)
+        self.checkpointing = CheckpointProgress(
+            self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved
+        )
         self._restores = 0
         """Since a checkpoint was last written."""
         self._ready: set[int] = set()
@@ -74,7 +76,7 @@ class Coordinator:
 
     @property
     def data_points(self) -> int:
-        """Samples in all committed gradients of the run."""
+        """Data points of all committed gradients of the run."""
         return self.steps.data_points
 
     def _wait(self, now_s: float, patience_s: float) -> None:
@@ -237,7 +239,7 @@ class Coordinator:
     def _checkpoint(self) -> list[Decision]:
         self._written_since_s, self._told_late = self._since_s, False  # a step has just ended, or the run is stopping
         self.checkpointing.begin(self.step, self.data_points)
-        return [Checkpoint(self.step, self.data_points)]
+        return [WriteCheckpoint(self.step, self.data_points)]
 
     def checkpoint_done(self, step: int, error: str, now_s: float) -> list[Decision]:
         """The checkpoint is published, or has failed (`error` says why); training goes on either way."""

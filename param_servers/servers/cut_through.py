@@ -19,7 +19,7 @@ from param_servers.servers.shard import PART_MULTIPLE, Accumulator, Elements, Sh
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Code, Dtype, Header, Kind, Row, Version
+from param_servers.wire.messages import Code, Header, Kind, Row, Version
 
 PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""
@@ -123,7 +123,7 @@ class CutThrough:
                 gradients.append(held.gradient)
                 continue
             header, gradient = self._hub.receiving(peer), incoming[peer][-1] if peer in incoming else None
-            if header is None or gradient is None or gradient.numel() != self._shard.numel:
+            if header is None or gradient is None:
                 return
             if (header[0].term, header[0].step) != version:
                 return
@@ -138,7 +138,7 @@ class CutThrough:
 
     def _streams(self, version: Version, rows: list[Row], out: Tensor) -> dict[Peer, Frame]:
         term, step = version[0], version[1] + 1
-        header = Header(Kind.PARAMETERS, self._index, 0, term, step, code=Code.STREAMED, dtype=Dtype.FLOAT32)
+        header = Header(Kind.PARAMETERS, self._index, 0, term, step, code=Code.STREAMED)
         frames, first = {}, self._index % len(rows)  # each server begins with another worker
         for row in rows[first:] + rows[:first]:
             worker, frame = Peer(Role.WORKER, row.worker), Frame(header, as_bytes(out), available=0)
@@ -199,15 +199,6 @@ class CutThrough:
         self._shard.committed()
         self._release(ahead, self._shard.numel)
         return {worker.rank for worker in ahead.frames}
-
-    def abort_if_streamed_to(self, workers: set[int]) -> None:
-        """These are given other parameters, which will lie where the streamed ones are arriving."""
-        if self._ahead is not None and any(peer.rank in workers for peer in self._ahead.frames):
-            self.abort()
-
-    def abort_if_on(self, worker: int) -> None:
-        if self._ahead is not None and any(row.worker == worker for row in self._ahead.rows):
-            self.abort()
 
     def abort(self) -> None:
         """Go back to the version that the shard held; nothing happens where no update is ahead."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, CheckpointError, ConfigError, ParamServersError, PeerLost, RunBroken
 from param_servers.exchange import OnEvent, OnReport, Publish, Resolve, ShouldStop, never, unread
@@ -58,9 +58,10 @@ class ParameterServer:
         checkpoint_dir: shared by all servers; None: no checkpoints, and a lost server costs all steps.
         audit_path: shard 0 appends every commit, roll-back and expulsion there.
         life: which life of the run this is, for the audit log: 0 for the first, one more each time it is resumed.
-        should_stop: shard 0 asks it after every step and twice a second: (step, data_points) -> reason or None.
+        should_stop: shard 0 asks it after every step and at every tick, at least twice a second: (step, data_points) ->
+            reason or None.
         on_report: called about once a second with the figures of `Reporter`.
-        on_event: called with {"event", "message", ...}; the message is one line for a person.
+        on_event: called with {"event", "message"}; the message is one line for a person.
         hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.
 
     Raises:
@@ -89,7 +90,7 @@ class ParameterServer:
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
         hub: Hub | None = None,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointFiles | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not 0 <= shard < plan.num_shards:
@@ -114,7 +115,7 @@ class ParameterServer:
             admit=self.admits,
             silence_timeout_s=timeouts.silence_s,
         )
-        self._checkpoints = checkpoints or Checkpoints(checkpoint_dir, plan, shard, initial_parameters)
+        self._checkpoints = checkpoints or CheckpointFiles(checkpoint_dir, plan, shard, initial_parameters)
         asynchronous = exchange.exchange == "async"
         self._fingerprint = plan.fingerprint_of(asynchronous)
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
@@ -205,8 +206,7 @@ class ParameterServer:
         elif isinstance(event, Left):
             self._left(event)
         elif isinstance(event, Rejected):
-            message = f"server {self.shard}: {event.reason}"
-            self._on_event({"event": "rejected", "message": message, "number": event.number})
+            self._note("rejected", f"server {self.shard}: {event.reason}")
 
     def _hear(self, message: Message) -> None:
         peer, header, payload = message

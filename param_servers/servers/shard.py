@@ -71,11 +71,11 @@ class Accumulator:
         self.step = step
 
     def add(self, worker: int, incarnation: int, sequence: int, step: int, gradient: Tensor) -> Code:
-        """Take a complete slice.
+        """Take a complete slice [n].
 
         Returns:
             NONE: held; ACCEPTED: held or decided before (a repetition, nothing to do); STALE: of an older step;
-            NON_FINITE (see `is_usable`), WRONG_LENGTH: rejected.
+            NON_FINITE (see `is_usable`): rejected.
         """
         key = (worker, incarnation)
         held = self._slices.get(key)
@@ -83,8 +83,6 @@ class Accumulator:
             return Code.ACCEPTED
         if step > self.step or (step < self.step and not self._keeps_older):
             return Code.STALE
-        if gradient.numel() != self.numel:
-            return Code.WRONG_LENGTH
         if not is_usable(gradient):
             return Code.NON_FINITE
         self._release([key])

@@ -9,19 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.errors import BadMessage
-from param_servers.layout import as_bytes, floats
+from param_servers.layout import as_bytes
 from param_servers.optim import State
 from param_servers.servers.cut_through import CutThrough
 from param_servers.servers.shard import Accumulator, Shard
-from param_servers.servers.step_commits import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
+from param_servers.servers.step_commits import Commit, Expel, Give, Order, Restore, Stop, WriteCheckpoint
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
     RECIPIENT,
     Code,
-    Dtype,
     Header,
     Kind,
     Row,
@@ -62,7 +61,7 @@ class ShardNode:
         shard: Shard,
         hub: Hub,
         asynchronous: bool,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointFiles,
         tell: Tell,
         all_needed: int = 0,
     ) -> None:
@@ -101,15 +100,14 @@ class ShardNode:
         return control_payload(header, allowed)
 
     def _slice_for(self, peer: Peer, header: Header) -> memoryview:
-        if header.kind != Kind.GRADIENT or header.dtype != Dtype.FLOAT32 or header.length % 4:
+        if header.kind != Kind.GRADIENT:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
-        if header.length > 4 * self.shard.numel:
+        if header.length != 4 * self.shard.numel:
             raise BadMessage(f"a gradient of {header.length} bytes for a slice of {4 * self.shard.numel}")
         if header.incarnation != self.workers.get(peer.rank):
             raise BadMessage(f"it signs as incarnation {header.incarnation}")
         check_data_points(header.data_points)
-        whole = header.length == 4 * self.shard.numel
-        place = self._accumulator.spare() if whole else floats(header.length // 4)
+        place = self._accumulator.spare()
         self._incoming.setdefault(peer, deque()).append(place)
         return as_bytes(place)
 
@@ -128,7 +126,7 @@ class ShardNode:
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
         if code == Code.NONE:
             self.cut_through.completed(peer.rank, tensor)
-        if code in (Code.NON_FINITE, Code.WRONG_LENGTH):
+        if code == Code.NON_FINITE:
             self.cut_through.abort()
             self.rejected += 1
             answer = Header(Kind.RECEIPT, self.index, 0, self.term, self.step, header.sequence, code=code)
@@ -146,7 +144,7 @@ class ShardNode:
         payload = as_bytes(self.shard.published())
         for row in rows:
             if self.workers.get(row.worker) == row.incarnation:
-                peer, header = Peer(Role.WORKER, row.worker), self._version(Kind.PARAMETERS, row.worker, Dtype.FLOAT32)
+                peer, header = Peer(Role.WORKER, row.worker), self._version(Kind.PARAMETERS, row.worker)
                 self._hub.cancel(peer, Kind.PARAMETERS)  # older ones, on a way slower than its others: it wants these
                 self._hub.send(peer, header, payload)
 
@@ -155,12 +153,12 @@ class ShardNode:
             if worker not in sent:
                 self._hub.send(Peer(Role.WORKER, worker), self._version(Kind.STEP, worker))
 
-    def _version(self, kind: Kind, worker: int, dtype: Dtype = Dtype.BYTES) -> Header:
+    def _version(self, kind: Kind, worker: int) -> Header:
         """A header that names the current version and answers the worker's last decided push."""
         incarnation, sequence, code = self._receipts.get(worker, (-1, 0, Code.NONE))
         if incarnation != self.workers.get(worker):
             sequence, code = 0, Code.NONE
-        return Header(kind, self.index, 0, self.term, self.step, sequence, self.data_points, code, dtype)
+        return Header(kind, self.index, 0, self.term, self.step, sequence, self.data_points, code)
 
     # -- orders of shard 0 ---------------------------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ class ShardNode:
             self._give(list(order.rows))
         elif isinstance(order, Expel):
             self._expel(order)
-        elif isinstance(order, Checkpoint):
+        elif isinstance(order, WriteCheckpoint):
             self._checkpoint(order.step)
         elif isinstance(order, Restore):
             self._restore(order)
@@ -210,7 +208,7 @@ class ShardNode:
             self.cut_through.advance((self.term, self.step), self.workers, self._incoming, self.data_points)
 
     def _give(self, rows: list[Row]) -> None:
-        self.cut_through.abort_if_streamed_to({row.worker for row in rows})
+        self.cut_through.abort()  # these parameters will lie where the streamed ones, of all workers, are arriving
         for row in rows:
             if row.sequence:
                 self._accumulator.decide(row)
@@ -220,7 +218,7 @@ class ShardNode:
 
     def _expel(self, expel: Expel) -> None:
         worker, incarnation = expel.worker, expel.incarnation
-        self.cut_through.abort_if_on(worker)
+        self.cut_through.abort()
         self._accumulator.forget(worker, incarnation)
         if self.workers.get(worker, incarnation + 1) <= incarnation:
             peer = Peer(Role.WORKER, worker)
@@ -281,7 +279,7 @@ def pack_order(order: Order) -> tuple[Header, bytes]:
         return Header(Kind.GIVE, 0, 0, order.term, order.step), pack_rows(order.rows)
     if isinstance(order, Expel):
         return Header(Kind.EXPEL, 0, order.incarnation, sequence=order.worker), bytes_of(order.reason)
-    if isinstance(order, Checkpoint):
+    if isinstance(order, WriteCheckpoint):
         return Header(Kind.CHECKPOINT, 0, 0, 0, order.step, data_points=order.data_points), b""
     if isinstance(order, Restore):
         return Header(Kind.RESTORE, 0, 0, *order[:2], data_points=order.data_points), b""
@@ -302,7 +300,7 @@ def unpack_order(header: Header, payload: bytes | memoryview) -> Order:
     if header.kind == Kind.EXPEL:
         return Expel(header.sequence, header.incarnation, text_of(payload))
     if header.kind == Kind.CHECKPOINT:
-        return Checkpoint(step, data_points)
+        return WriteCheckpoint(step, data_points)
     if header.kind == Kind.RESTORE:
         return Restore(term, step, data_points)
     if header.kind == Kind.STOP:

@@ -67,7 +67,7 @@ class Restore(NamedTuple):
     data_points: int
 
 
-class Checkpoint(NamedTuple):
+class WriteCheckpoint(NamedTuple):
     """Every shard writes its slice of version `step`."""
 
     step: int
@@ -86,16 +86,15 @@ class Note(NamedTuple):
 
     event: str
     message: str
-    worker: int | None = None
 
 
-Order = Commit | Give | Expel | Restore | Checkpoint | Stop
+Order = Commit | Give | Expel | Restore | WriteCheckpoint | Stop
 """What every shard obeys, in the order in which it was decided."""
-Decision = Commit | Give | Expel | Forsake | Restore | Checkpoint | Stop | Note
+Decision = Commit | Give | Expel | Forsake | Restore | WriteCheckpoint | Stop | Note
 
 
 @dataclass
-class Member:
+class ConnectedWorker:
     """A connected worker."""
 
     incarnation: int
@@ -112,7 +111,7 @@ class Member:
 
 
 @dataclass
-class Push:
+class ReportedPush:
     """A gradient, as far as shards have reported it."""
 
     sequence: int
@@ -152,11 +151,11 @@ class StepCommits:
         """g now: fewer than configured after a shrink."""
         self.newest: dict[int, int] = {}
         """Newest incarnation of each worker that ever joined."""
-        self._workers: dict[int, Member] = {}
+        self._workers: dict[int, ConnectedWorker] = {}
         """Who is connected."""
         self._times_late: dict[int, int] = {}
         """How often a worker was expelled since it was last a member of a step."""
-        self.pushes: dict[Key, Push] = {}
+        self.pushes: dict[Key, ReportedPush] = {}
         """Gradients of the open step, as far as the shards have reported them."""
         self._complete: list[Key] = []
         """Those of them that every shard holds, in the order of completion."""
@@ -168,8 +167,8 @@ class StepCommits:
         self.term, self.step, self.data_points = term, step, data_points
         self.pushes.clear()
         self._complete.clear()
-        for member in self._workers.values():
-            member.given, member.waiting = [], True
+        for connected in self._workers.values():
+            connected.given, connected.waiting = [], True
 
     # -- who is here ---------------------------------------------------------------------------------------------
 
@@ -181,19 +180,19 @@ class StepCommits:
         """
         before = self.newest.get(worker, incarnation)
         pulls = 1 << min(max(self._times_late.get(worker, 0) - 1, 0), _MOST_DOUBLINGS)
-        self._workers[worker], self.newest[worker] = Member(incarnation, pulls_to_count=pulls), incarnation
+        self._workers[worker], self.newest[worker] = ConnectedWorker(incarnation, pulls_to_count=pulls), incarnation
         decisions: list[Decision] = []
         if before < incarnation:
             self._forget(worker)
             decisions.append(Expel(worker, before, f"incarnation {incarnation} took its place"))
-        return [*decisions, Note("joined", f"worker {worker} joined (incarnation {incarnation})", worker)]
+        return [*decisions, Note("joined", f"worker {worker} joined (incarnation {incarnation})")]
 
     def left(self, worker: int, incarnation: int, reason: str) -> list[Decision]:
         """A worker's link is gone. What it pushed completely still counts."""
         if self._find(worker, incarnation) is None:
             return []
         del self._workers[worker]
-        return [Note("left", f"worker {worker} left: {reason}", worker)]
+        return [Note("left", f"worker {worker} left: {reason}")]
 
     def expel_the_late(self, reason: str) -> list[Decision]:
         """Part with every worker whose gradient of the open step is not complete."""
@@ -210,9 +209,9 @@ class StepCommits:
         """Workers whose gradient of the open step is complete."""
         return {worker for worker, _ in self._complete}
 
-    def _find(self, worker: int, incarnation: int) -> Member | None:
-        member = self._workers.get(worker)
-        return member if member is not None and member.incarnation == incarnation else None
+    def _find(self, worker: int, incarnation: int) -> ConnectedWorker | None:
+        connected = self._workers.get(worker)
+        return connected if connected is not None and connected.incarnation == incarnation else None
 
     def _forget(self, worker: int) -> None:
         """Let go of what a worker pushed so far; all shards do the same when they read `Expel`."""
@@ -227,32 +226,32 @@ class StepCommits:
         Args:
             running: whether there are parameters to give; else it is given them by `give_to_waiting`.
         """
-        member = self._find(worker, incarnation)
-        if member is None:
+        connected = self._find(worker, incarnation)
+        if connected is None:
             return []
-        member.pulls_to_count = max(0, member.pulls_to_count - 1)
+        connected.pulls_to_count = max(0, connected.pulls_to_count - 1)
         if used < 0:
-            member.given = []
+            connected.given = []
         elif term == self.term:
-            member.uses(used)
+            connected.uses(used)
         if not running:
-            member.waiting = True
+            connected.waiting = True
             return []
-        if self.step in member.given or (term == self.term and used >= self.step):
+        if self.step in connected.given or (term == self.term and used >= self.step):
             return []
         return self._give([Row(worker, incarnation, 0)])
 
     def give_to_waiting(self) -> list[Decision]:
         """There are parameters (again)."""
-        waiting = sorted((worker, member) for worker, member in self._workers.items() if member.waiting)
-        return self._give([Row(worker, member.incarnation, 0) for worker, member in waiting])
+        waiting = sorted((worker, connected) for worker, connected in self._workers.items() if connected.waiting)
+        return self._give([Row(worker, connected.incarnation, 0) for worker, connected in waiting])
 
     def _give(self, rows: list[Row]) -> list[Decision]:
         for row in rows:
-            member = self._find(row.worker, row.incarnation)
-            if member is not None:
-                member.given.append(self.step)
-                member.waiting = False
+            connected = self._find(row.worker, row.incarnation)
+            if connected is not None:
+                connected.given.append(self.step)
+                connected.waiting = False
         return [Give(self.term, self.step, tuple(rows))] if rows else []
 
     # -- what makes a step ---------------------------------------------------------------------------------------
@@ -263,16 +262,16 @@ class StepCommits:
         may_count = step == self.step or (self._asynchronous and step < self.step)
         if row.incarnation < self.newest.get(row.worker, 0) or not may_count:
             return []
-        member = self._find(*key)
-        if member is not None:
-            member.uses(step)
+        connected = self._find(*key)
+        if connected is not None:
+            connected.uses(step)
         push = self.pushes.get(key)
         if push is None or push.sequence < row.sequence:
             if key in self._complete:  # no client of ours does: the slices of its first are gone
                 self._workers.pop(row.worker, None)  # it may have left, and come back
                 self._forget(row.worker)
                 return [Expel(*key, f"it gave two gradients for step {self.step}")]
-            push = self.pushes[key] = Push(row.sequence, step)
+            push = self.pushes[key] = ReportedPush(row.sequence, step)
         if push.sequence != row.sequence or row.mark != Code.NONE:
             return []
         push.data_points = max(push.data_points, data_points)
@@ -292,23 +291,23 @@ class StepCommits:
         members = {key: self.pushes[key] for key in self._complete[: self.num_gradients]}
         for key in members:
             self._times_late.pop(key[0], None)
-            if member := self._find(*key):
-                member.pulls_to_count = 0
+            if connected := self._find(*key):
+                connected.pulls_to_count = 0
         before = self.data_points
         self.data_points += sum(push.data_points for push in members.values())
         staleness = tuple(self.step - push.step for push in members.values())
         step, self.step = self.step, self.step + 1
         rows = {key: Row(*key, push.sequence, MEMBER) for key, push in members.items()}
-        for worker, member in self._workers.items():
-            key = (worker, member.incarnation)
-            if key in members if self._asynchronous else len(member.given) < GIVEN_AHEAD:
-                member.given.append(self.step)
+        for worker, connected in self._workers.items():
+            key = (worker, connected.incarnation)
+            if key in members if self._asynchronous else len(connected.given) < GIVEN_AHEAD:
+                connected.given.append(self.step)
                 row = rows.get(key, Row(*key, 0))
                 rows[key] = row._replace(mark=row.mark | RECIPIENT)
         kept = {key: push for key, push in self.pushes.items() if self._asynchronous and key not in members}
         self.pushes, self._complete = kept, [key for key in self._complete if key in kept]
         commit = Commit(self.term, step, before, self.data_points, tuple(sorted(rows.values())), staleness)
-        wanted = min(self._most_gradients, sum(not member.pulls_to_count for member in self._workers.values()))
+        wanted = min(self._most_gradients, sum(not connected.pulls_to_count for connected in self._workers.values()))
         if wanted <= self.num_gradients:
             return [commit]
         self.num_gradients = wanted  # after a shrink: returned workers count again

@@ -68,9 +68,7 @@ class Rejected(NamedTuple):
     """Strangers were turned away, or peers."""
 
     reason: str
-    """Of the last one."""
-    number: int = 1
-    """So many since this was last told."""
+    """Of the last one, and how many there were since this was last told."""
 
 
 Event = Joined | Left | Message | Rejected

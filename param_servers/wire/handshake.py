@@ -45,7 +45,7 @@ def new_incarnation() -> int:
     """For a process that nobody has numbered: quarters of a second since 2025, so that a later life has a higher one.
 
     Within one process each call's is higher than the last. Two processes that began in the same quarter are told apart
-    by their `Hello.life`.
+    by their `Hello.process_token`.
     """
     global _newest_incarnation
     with _drawing:
@@ -53,7 +53,7 @@ def new_incarnation() -> int:
         return _newest_incarnation
 
 
-def new_life() -> int:
+def new_process_token() -> int:
     """A number that no other process has drawn."""
     return secrets.randbits(64)
 
@@ -91,8 +91,8 @@ class Hello(NamedTuple):
     """16 characters that are equal where the layout and the cut into shards are."""
     term: int = 0
     """The newest term this process has seen."""
-    life: int = 0
-    """`new_life` of this process: by it one that dials again is told from another one of the same incarnation."""
+    process_token: int = 0
+    """`new_process_token` of this one: by it one that dials again is told from another of the same incarnation."""
 
     @property
     def peer(self) -> Peer:
@@ -104,16 +104,16 @@ class Lives:
 
     def __init__(self) -> None:
         self._newest: dict[Peer, tuple[int, int]] = {}
-        """(incarnation, life)"""
+        """(incarnation, process token)"""
 
     def admits(self, hello: Hello) -> str:
         """ "" or one line why this process may not join; one that may has its name from now on."""
-        incarnation, life = self._newest.get(hello.peer, (hello.incarnation, hello.life))
+        incarnation, token = self._newest.get(hello.peer, (hello.incarnation, hello.process_token))
         if hello.incarnation < incarnation:
             return f"a newer incarnation of {hello.peer} is here: {incarnation}; this is {hello.incarnation}"
-        if hello.incarnation == incarnation and hello.life != life:
+        if hello.incarnation == incarnation and hello.process_token != token:
             return f"another process is or was {hello.peer}, incarnation {incarnation}: a new one needs a higher number"
-        self._newest[hello.peer] = (hello.incarnation, hello.life)
+        self._newest[hello.peer] = (hello.incarnation, hello.process_token)
         return ""
 
 
@@ -192,7 +192,7 @@ class Listener:
 
 def pack_hello(hello: Hello, nonce: bytes) -> bytes:
     """The bytes of HELLO."""
-    fields = hello.role, hello.rank, hello.incarnation, hello.term, hello.shard, hello.life
+    fields = hello.role, hello.rank, hello.incarnation, hello.term, hello.shard, hello.process_token
     return _HELLO.pack(_HELLO_MAGIC, PROTOCOL_VERSION, *fields, hello.fingerprint.encode()[:16], nonce)
 
 
@@ -202,7 +202,7 @@ def unpack_hello(data: bytes) -> Hello:
     Raises:
         BadMessage: it is none, of another version, or says what no process of a run says.
     """
-    magic, version, role, rank, incarnation, term, shard, life, fingerprint, _ = _HELLO.unpack(data)
+    magic, version, role, rank, incarnation, term, shard, token, fingerprint, _ = _HELLO.unpack(data)
     if magic != _HELLO_MAGIC:
         raise BadMessage("a stranger spoke (no handshake)")
     if version != PROTOCOL_VERSION:
@@ -214,7 +214,7 @@ def unpack_hello(data: bytes) -> Hello:
     text = fingerprint.rstrip(b"\0").decode("ascii", "replace")
     if not text.isprintable():
         raise BadMessage(f"a peer has a layout that no run has, {text!r}")
-    return Hello(ROLES[role], rank, incarnation, shard, text, term, life)
+    return Hello(ROLES[role], rank, incarnation, shard, text, term, token)
 
 
 def _mac(secret: bytes, label: bytes, hello: bytes, rest: bytes) -> bytes:

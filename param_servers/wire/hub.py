@@ -46,7 +46,7 @@ class Rejections:
         if not self.count or now_s < self._next_s:
             return []
         reason = self._reason if self.count == 1 else f"{self._reason} (the last of {self.count} turned away)"
-        told, self.count, self._next_s = Rejected(reason, self.count), 0, now_s + self.EVERY_S
+        told, self.count, self._next_s = Rejected(reason), 0, now_s + self.EVERY_S
         return [told]
 
 

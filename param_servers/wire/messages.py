@@ -22,7 +22,7 @@ Who says what:
                         ALIVE       the answer to one
                         STOP
 
-`step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
+`step` numbers a version within its term: the updates committed before it. `term` grows each time the servers roll back.
 Whoever says other things than these adds kinds of its own to `KINDS`.
 """
 
@@ -34,8 +34,8 @@ from typing import NamedTuple
 from param_servers.errors import BadMessage
 
 MAGIC = b"D3PS"
-PROTOCOL_VERSION = 3
-_HEADER = struct.Struct("<4sHBBB3xIIIIqqQQ4x")
+PROTOCOL_VERSION = 4
+_HEADER = struct.Struct("<4sHBB4xIIIIqqQQ4x")
 HEADER_BYTES = _HEADER.size
 MOST_CONTROL_BYTES = 1 << 20
 """Of a frame that carries no tensor."""
@@ -72,31 +72,22 @@ class Kind(IntEnum):
 
 
 class Code(IntEnum):
-    """The answer to a push, or how a run ended."""
+    """The answer to a push, how a run ended, or (STREAMED) that PARAMETERS count only once SEALED comes."""
 
     NONE = 0
     ACCEPTED = 1
     STALE = 2
     NON_FINITE = 3
-    WRONG_LENGTH = 4
-    FAILED = 5
-    STREAMED = 6
+    FAILED = 4
+    STREAMED = 5
 
 
-REASONS = {Code.ACCEPTED: "", Code.STALE: "stale", Code.NON_FINITE: "non-finite", Code.WRONG_LENGTH: "wrong-length"}
-
-
-class Dtype(IntEnum):
-    """How the payload's bytes are to be read."""
-
-    BYTES = 0
-    FLOAT32 = 1
+REASONS = {Code.ACCEPTED: "", Code.STALE: "stale", Code.NON_FINITE: "non-finite"}
 
 
 KINDS: dict[int, IntEnum] = {int(kind): kind for kind in Kind}
 """By number; another package adds its own, from `FIRST_FREE` to 255."""
 _CODES = {int(code): code for code in Code}
-_DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
 class Header(NamedTuple):
@@ -111,7 +102,6 @@ class Header(NamedTuple):
     sequence: int = 0
     data_points: int = 0
     code: Code = Code.NONE
-    dtype: Dtype = Dtype.BYTES
     length: int = 0
 
 
@@ -127,15 +117,16 @@ class Row(NamedTuple):
 MEMBER = 1
 """Bit of `Row.mark` in COMMIT: this push is averaged."""
 RECIPIENT = 2
-"""Bit of `Row.mark` in COMMIT and GIVE: this worker is sent the parameters."""
+"""Bit of `Row.mark` in COMMIT: this worker is sent the parameters; in a majority's RESTORE: this rank takes over the
+state. In GIVE `mark` is a `Code`."""
 
 
 def pack_header(header: Header, length: int | None = None) -> bytes:
     """The `HEADER_BYTES` bytes of a header; `length`, if given, instead of its own."""
-    kind, sender, incarnation, term, step, sequence, data_points, code, dtype, own_length = header
+    kind, sender, incarnation, term, step, sequence, data_points, code, own_length = header
     length = own_length if length is None else length
     return _HEADER.pack(
-        MAGIC, PROTOCOL_VERSION, kind, code, dtype, sender, incarnation, term, sequence, step, data_points, length, 0
+        MAGIC, PROTOCOL_VERSION, kind, code, sender, incarnation, term, sequence, step, data_points, length, 0
     )
 
 
@@ -143,29 +134,27 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
     """Read a header.
 
     Raises:
-        BadMessage: wrong size, magic, protocol version, or a kind, code or dtype that does not exist.
+        BadMessage: wrong size, magic, protocol version, or a kind or code that does not exist.
     """
     if len(data) != HEADER_BYTES:
         raise BadMessage(f"a header of {len(data)} bytes instead of {HEADER_BYTES}")
-    magic, version, kind, code, dtype, sender, incarnation, term, sequence, step, data_points, length, zero = (
-        _HEADER.unpack(data)
+    magic, version, kind, code, sender, incarnation, term, sequence, step, data_points, length, zero = _HEADER.unpack(
+        data
     )
     if magic != MAGIC:
         raise BadMessage(f"not a param_servers frame (it begins with {bytes(magic)!r})")
     if version != PROTOCOL_VERSION:
         raise BadMessage(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
-    if kind not in KINDS or code not in _CODES or dtype not in _DTYPES or zero:
-        raise BadMessage(f"a header that no peer writes (kind {kind}, code {code}, dtype {dtype})")
-    return Header(
-        KINDS[kind], sender, incarnation, term, step, sequence, data_points, _CODES[code], _DTYPES[dtype], length
-    )
+    if kind not in KINDS or code not in _CODES or zero:
+        raise BadMessage(f"a header that no peer writes (kind {kind}, code {code})")
+    return Header(KINDS[kind], sender, incarnation, term, step, sequence, data_points, _CODES[code], length)
 
 
 def check_data_points(data_points: int) -> None:
-    """Whether a gradient can be the mean over so many.
+    """Whether one gradient may bring so many.
 
     Raises:
-        BadMessage: it cannot; the sums that are sent on would be nonsense, or soon not fit into a header.
+        BadMessage: it may not; the sums that are sent on would be nonsense, or soon not fit into a header.
     """
     if not 0 <= data_points <= MOST_DATA_POINTS:
         raise BadMessage(f"a gradient over {data_points} data points")
@@ -173,7 +162,7 @@ def check_data_points(data_points: int) -> None:
 
 def control_payload(header: Header, allowed: Collection[Kind]) -> memoryview:
     """A place for the payload of a short frame. Raises BadMessage where another kind, or so much, may not come."""
-    if header.kind not in allowed or header.dtype != Dtype.BYTES or header.length > MOST_CONTROL_BYTES:
+    if header.kind not in allowed or header.length > MOST_CONTROL_BYTES:
         raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
     return memoryview(bytearray(header.length))
 

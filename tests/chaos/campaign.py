@@ -56,7 +56,7 @@ class Life:
         self._ours, theirs = pty.openpty() if at_terminal else os.pipe()
         self._at_terminal = at_terminal
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "launch.cli.main", *words],
+            [sys.executable, "-m", "launch", *words],
             cwd=ROOT,
             env=environ,
             stdin=theirs if at_terminal else subprocess.DEVNULL,
@@ -288,7 +288,7 @@ class Campaign:
 
     def _stop_command(self, launch: Life) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        words = [sys.executable, "-m", "launch.cli.main", "stop", str(self.run)]
+        words = [sys.executable, "-m", "launch", "stop", str(self.run)]
         for _ in range(30):  # a full disk takes no request: whoever asks is told, and asks again
             done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
             if done.returncode == 0 or launch.process.poll() is not None:  # or it has ended by itself meanwhile

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.conftest import Cluster, Job
 
-DBA3C = (sys.executable, "-m", "launch.cli.main")
+DBA3C = (sys.executable, "-m", "launch")
 SMALL = ("--total-frames", "2000", "--envs-per-worker", "2", "--lanes", "1", "--track")
 
 

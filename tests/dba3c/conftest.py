@@ -52,6 +52,6 @@ def write_parameters(run: RunFolder, plan: ShardPlan, step: int, parameters: Ten
             parameters=parameters[part].clone(),
             state={"step": torch.tensor(1.0)},
         )
-        for shard, part in enumerate(plan.slices)
+        for shard, part in enumerate(map(plan.slice_of, range(plan.num_shards)))
     ]
     return publish(run.checkpoints, step, data_points=160 * step, term=0, plan=plan, files=files, keep=keep)

@@ -31,7 +31,7 @@ class Run:
 
     def __init__(self, *words: str, folder: Path, output: int = subprocess.PIPE) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "launch.cli.main", *words]
+        command = [sys.executable, "-m", "launch", *words]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True, env=environ

@@ -27,7 +27,7 @@ from param_servers.exchange import RunStopped
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.audit import history, read_audit
 from param_servers.servers.client import ServersExchange
-from param_servers.servers.server import ParameterServer
+from param_servers.servers.server import TERMS_OF_A_LIFE, ParameterServer
 from tests.param_servers.servers.replay import replay
 
 SECRET = b"of this test run" * 2
@@ -231,11 +231,9 @@ class Run:
             process.join(10)
 
     def check(self) -> None:
-        """The last checkpoint is, bit by bit, what one process computes from the audit log."""
+        """Each step has g members, and the last checkpoint is, bit by bit, what one process computes from the log."""
         lines = self.audit()
-        for commit in history(lines):
-            workers = [member[0] for member in commit["members"]]
-            assert len(set(workers)) == len(workers)
+        self._check_members(lines)
         path = find_newest(self.folder / "checkpoints")
         assert path is not None
         checkpoint = load_checkpoint(path)
@@ -245,6 +243,20 @@ class Run:
         assert torch.equal(checkpoint.parameters, expected)
         assert checkpoint.optimizer_state["step"].item() == checkpoint.step
         assert checkpoint.data_points == 10 * sum(len(line["members"]) for line in counted)
+
+    def _check_members(self, lines: list[dict[str, Any]]) -> None:
+        """Each step, those that were undone too, has g members of as many workers. A life of server 0 begins with all
+        of g, and says when they are fewer or more."""
+        server_0, gradients = (-1, -1), 0
+        for line in lines:
+            if line["kind"] == "rollback" and (line["life"], line["term"] // TERMS_OF_A_LIFE) > server_0:
+                server_0 = line["life"], line["term"] // TERMS_OF_A_LIFE
+                gradients = self.exchange.gradients_per_step
+            elif line["kind"] in ("shrunk", "grown"):
+                gradients = line["num_gradients"]
+            elif line["kind"] == "commit":
+                workers = {worker for worker, _, _ in line["members"]}
+                assert len(workers) == len(line["members"]) == gradients, f"g is {gradients}: {line}"
 
 
 def _die(exchange: ServersExchange, when: str, gradient: Tensor, step: int) -> None:

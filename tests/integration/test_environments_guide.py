@@ -33,7 +33,7 @@ def guide() -> tuple[str, str]:
 def run_beside(folder: Path, words: list[str]) -> tuple[int, str]:
     """Exit code and output of `dba3c` started in `folder`; nothing of it outlives the call."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.cli.main", *words],
+        [sys.executable, "-m", "launch", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

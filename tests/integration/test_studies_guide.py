@@ -30,7 +30,7 @@ def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
         if words[0] == "sweep":  # tests/launch/cli/test_sweep.py trains some; here only whether it could
             words.append("--slurm")
         done = subprocess.run(
-            [sys.executable, "-m", "launch.cli.main", *words],
+            [sys.executable, "-m", "launch", *words],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,

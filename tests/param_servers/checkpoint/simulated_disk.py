@@ -31,7 +31,7 @@ class SimDisk:
 
 
 class SimCheckpoints:
-    """`writer.Checkpoints` on a SimDisk."""
+    """`writer.CheckpointFiles` on a SimDisk."""
 
     directory = "simulated"
 

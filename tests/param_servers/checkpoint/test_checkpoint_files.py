@@ -32,9 +32,10 @@ CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.1")
 
 def trained(plan: ShardPlan, steps: int = 2) -> list[Shard]:
     """Shards of one model after some steps; the same model for every plan, tensor by tensor."""
-    shards = [Shard(_flat(plan, 0)[part], CONFIG) for part in plan.slices]
+    slices = [*map(plan.slice_of, range(plan.num_shards))]
+    shards = [Shard(_flat(plan, 0)[part], CONFIG) for part in slices]
     for step in range(steps):
-        for shard, part in zip(shards, plan.slices, strict=True):
+        for shard, part in zip(shards, slices, strict=True):
             shard.apply([_flat(plan, step + 1)[part]], 0.1)
     return shards
 
@@ -97,7 +98,7 @@ def test_checking_a_checkpoint_holds_one_file_at_a_time(tmp_path: Path) -> None:
     plan = plan_shards(FlatLayout.of({"a": (1 << 20,)}), 8)
     entries = [
         write_shard(tmp_path, 2, 1, index, 8, torch.zeros(part.stop - part.start), {})
-        for index, part in enumerate(plan.slices)
+        for index, part in enumerate(map(plan.slice_of, range(plan.num_shards)))
     ]
     publish(tmp_path, 2, data_points=1, term=1, plan=plan, files=entries, keep=1)
     tracemalloc.start()

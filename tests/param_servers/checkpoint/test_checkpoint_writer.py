@@ -11,7 +11,7 @@ import torch
 
 from param_servers.checkpoint import files, writer
 from param_servers.checkpoint.files import find_newest, load_checkpoint
-from param_servers.checkpoint.writer import Checkpoints
+from param_servers.checkpoint.writer import CheckpointFiles
 from param_servers.errors import CheckpointError
 from param_servers.layout import FlatLayout, plan_shards
 from tests.param_servers.checkpoint.simulated_disk import SmallDisk
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
 
-def begin(checkpoints: Checkpoints, step: int) -> None:
+def begin(checkpoints: CheckpointFiles, step: int) -> None:
     """Version `step` is written, and its publication is with the thread, done or not."""
     published: list[dict[str, Any]] = []
 
@@ -33,12 +33,12 @@ def begin(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.poll()
 
 
-def finish(checkpoints: Checkpoints) -> None:
+def finish(checkpoints: CheckpointFiles) -> None:
     wait_until(lambda: checkpoints.poll() or not checkpoints.busy, "the disk")
 
 
 def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    checkpoints = CheckpointFiles(tmp_path, PLAN, 0, torch.zeros(4))
     begin(checkpoints, 2)
     finish(checkpoints)
     begin(checkpoints, 4)
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_which_one_slice_failed_makes_room_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_shards(FlatLayout.of({"w": (2000,)}), 2)
-    shards = [Checkpoints(tmp_path, plan, index, torch.zeros(2000)) for index in (0, 1)]
+    shards = [CheckpointFiles(tmp_path, plan, index, torch.zeros(2000)) for index in (0, 1)]
     disk = SmallDisk(monkeypatch, tmp_path, room=6000)  # a slice has 4000, and a header
 
     def written(step: int) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_which_one_slice_failed_makes_room_for_the_next_one(
 
 
 def test_a_server_that_was_given_no_directory_says_so_instead_of_ending() -> None:
-    checkpoints, answers = Checkpoints(None, PLAN, 0, torch.zeros(4)), list[dict[str, Any]]()
+    checkpoints, answers = CheckpointFiles(None, PLAN, 0, torch.zeros(4)), list[dict[str, Any]]()
     checkpoints.write(1, 1, torch.ones(4), {}, answers.append)
     assert answers == [{"error": "no directory for checkpoints"}]
     checkpoints.close()
@@ -92,7 +92,7 @@ def test_a_server_s_checkpoints_stay_in_their_folder_when_the_program_goes_to_an
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoints = Checkpoints("kept", PLAN, 0, torch.zeros(4))
+    checkpoints = CheckpointFiles("kept", PLAN, 0, torch.zeros(4))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     begin(checkpoints, 2)
@@ -107,7 +107,7 @@ def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(writer, "set_aside_after", refuse)
     monkeypatch.setattr(files, "_PAUSES_S", (0.0,))
-    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    checkpoints = CheckpointFiles(tmp_path, PLAN, 0, torch.zeros(4))
     checkpoints.set_aside_after(2, pytest.fail)
     with pytest.raises(CheckpointError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
         finish(checkpoints)
@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: p
 
 def test_a_slow_load_leaves_the_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, real = threading.Event(), writer.load_checkpoint
-    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    checkpoints = CheckpointFiles(tmp_path, PLAN, 0, torch.zeros(4))
     begin(checkpoints, 2)
     finish(checkpoints)
     monkeypatch.setattr(writer, "load_checkpoint", lambda path: answers.wait(60) and real(path))
@@ -131,7 +131,7 @@ def test_a_slow_load_leaves_the_loop_free(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_cannot_be_loaded_is_said_from_the_loop(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    checkpoints = CheckpointFiles(tmp_path, PLAN, 0, torch.zeros(4))
     checkpoints.load(3, pytest.fail)
     with pytest.raises(CheckpointError, match="server 0 cannot find checkpoint step-3"):
         finish(checkpoints)
@@ -151,7 +151,7 @@ from param_servers.checkpoint.files import find_newest, load_checkpoint
 writer.CLOSE_S = 0.05
 writer.set_aside_after = writer.write_shard = lambda *arguments: threading.Event().wait()
 plan = plan_shards(FlatLayout.of({"w": (4,)}), 1)
-checkpoints = writer.Checkpoints(Path(sys.argv[1]), plan, 0, torch.zeros(4))
+checkpoints = writer.CheckpointFiles(Path(sys.argv[1]), plan, 0, torch.zeros(4))
 if sys.argv[2] == "set aside":
     checkpoints.set_aside_after(2, print)
 else:

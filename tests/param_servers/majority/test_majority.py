@@ -154,10 +154,10 @@ def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start
 
 
 def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again_and_is_the_same_process(start, monkeypatch):
-    run, lives, dial = start(2), [], Hub.dial
+    run, tokens, dial = start(2), [], Hub.dial
 
     def remembered(hub, address, hello, **how):
-        lives.extend([hello.life] * (hello.rank == 1))
+        tokens.extend([hello.process_token] * (hello.rank == 1))
         dial(hub, address, hello, **how)
 
     monkeypatch.setattr(Hub, "dial", remembered)
@@ -169,7 +169,7 @@ def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again_and_is_the
         run.start(0)
     results = run.together([0, 1])
     assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
-    assert len(lives) > 1 and len(set(lives)) == 1
+    assert len(tokens) > 1 and len(set(tokens)) == 1
 
 
 def test_a_full_disk_costs_the_chief_its_log_and_no_rank_the_run(start):

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 import torch
 
+from param_servers.servers.client_state import Push
 from param_servers.wire.handshake import Peer, Role
 from tests.param_servers.servers.simulated_processes import SimServer, SimWorker
 from tests.param_servers.servers.simulated_run import Broken, SimulatedRun
 
 FAIR_COMMITS, FAIR_S = 3, 60.0
-"""After the last fault: so many steps that stay, or the declared end, within so long (a few patiences)."""
+"""After the last fault: so many steps that stay, or the declared end, within so long (a few patiences). Who waits then
+for the answer to a push has it within a worker's patience, after which it would give up (`Timeouts.answer_s`)."""
 TURN_S, FAIR_TURN_S = 0.02, 0.005
 """One process does one thing in a turn: in the fair phase all of them are fast, next to a step's patience of 5 s."""
 CALM_S = 10.0
@@ -158,11 +161,17 @@ class Simulation(SimulatedRun):
                 worker.die("killed")
         began, turn = len(self.lines), 0
         until_s = self.network.now_s + FAIR_S
+        open_pushes: list[tuple[SimWorker, Push]] | None = None
         while self.network.now_s < until_s:
             if self.ended is not None:
                 return self._check_end()
-            if self._lasting_commits(began) >= FAIR_COMMITS:
-                return None
+            if open_pushes is None and self._lasting_commits(began) >= FAIR_COMMITS:
+                open_pushes = self._unanswered((worker, worker.core.state.push) for worker in self.workers)
+                until_s = self.network.now_s + self.exchange.timeouts.answer_s
+            if open_pushes is not None:
+                open_pushes = self._unanswered(open_pushes)
+                if not open_pushes:
+                    return None
             if turn % 50 == 0:
                 for shard, server in list(self.servers.items()):
                     if not server.hub.alive:
@@ -172,7 +181,15 @@ class Simulation(SimulatedRun):
                         self._start_worker(rank)
             self.turn(faults=False)
             turn += 1
+        if open_pushes:
+            keys = [(worker.worker, worker.incarnation, push.sequence) for worker, push in open_pushes]
+            raise Broken(f"the run goes on, but pushes get nowhere: {keys} are never answered: {self.describe()}")
         raise Broken(f"the run gets nowhere within {FAIR_S:g} s after the last fault: {self.describe()}")
+
+    @staticmethod
+    def _unanswered(pushes: Iterable[tuple[SimWorker, Push | None]]) -> list[tuple[SimWorker, Push]]:
+        """Those whose worker lives and waits."""
+        return [(w, push) for w, push in pushes if push is not None and push.receipt is None and w.hub.alive]
 
     def _lasting_commits(self, began: int) -> int:
         """Steps since line `began` that no roll-back has undone."""

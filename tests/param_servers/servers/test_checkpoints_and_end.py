@@ -6,7 +6,7 @@ import pytest
 
 from param_servers.config import ExchangeConfig
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.step_commits import Checkpoint, Note, Restore, Stop
+from param_servers.servers.step_commits import Note, Restore, Stop, WriteCheckpoint
 from tests.param_servers.servers.test_coordinator import only, push, running
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_stopped_with_a_server_that_restored_nothing_writes_no_che
     coordinator.stop("enough", 6.0)
     decisions = coordinator.checkpoint_done(2, "", 9.0)
     (stop,) = only(decisions, Stop)
-    assert stop.failed and "server 1 is gone" in stop.reason and only(decisions, Checkpoint) == []
+    assert stop.failed and "server 1 is gone" in stop.reason and only(decisions, WriteCheckpoint) == []
 
 
 def test_a_disk_that_does_not_get_the_servers_to_the_checkpoint_in_time_ends_the_run() -> None:
@@ -80,11 +80,11 @@ def test_a_disk_that_does_not_set_later_checkpoints_aside_is_server_0s_not_that_
 def test_a_failed_checkpoint_does_not_stop_training() -> None:
     coordinator = running(checkpoints=True, checkpoint_every_steps=1)
     push(coordinator, 0, 1, 0)
-    assert only(push(coordinator, 1, 1, 0), Checkpoint) == [Checkpoint(1, 20)]
+    assert only(push(coordinator, 1, 1, 0), WriteCheckpoint) == [WriteCheckpoint(1, 20)]
     (note,) = coordinator.checkpoint_done(1, "server 0: no space left on device", 9.0)
     assert isinstance(note, Note) and "no space left" in note.message and "training goes on" in note.message
     push(coordinator, 0, 2, 1)
-    assert only(push(coordinator, 1, 2, 1), Checkpoint) == [Checkpoint(2, 40)]
+    assert only(push(coordinator, 1, 2, 1), WriteCheckpoint) == [WriteCheckpoint(2, 40)]
 
 
 def test_asked_to_stop_it_writes_what_is_not_saved_yet_and_ends() -> None:
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due(
     coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=10)
     begun = []
     for step in range(35):
-        for checkpoint in only(push(coordinator, 0, step + 1, step), Checkpoint):
+        for checkpoint in only(push(coordinator, 0, step + 1, step), WriteCheckpoint):
             begun.append(checkpoint.step)
             coordinator.checkpoint_done(checkpoint.step, "no space left on device", 9.0)
     assert begun == [10, 20, 30]
@@ -182,18 +182,18 @@ def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due(
 def test_after_a_roll_back_a_checkpoint_that_was_tried_is_due_again() -> None:
     coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=2)
     push(coordinator, 0, 1, 0)
-    assert only(push(coordinator, 0, 2, 1), Checkpoint) == [Checkpoint(2, 20)]
+    assert only(push(coordinator, 0, 2, 1), WriteCheckpoint) == [WriteCheckpoint(2, 20)]
     coordinator.server_left(0, 1.0)
     coordinator.server_joined(0, 0, 1.0)
     coordinator.server_ready(0, coordinator.term, 1.0)
     assert coordinator.step == 0
     push(coordinator, 0, 3, 0)
-    assert only(push(coordinator, 0, 4, 1), Checkpoint) == [Checkpoint(2, 20)]
+    assert only(push(coordinator, 0, 4, 1), WriteCheckpoint) == [WriteCheckpoint(2, 20)]
 
 
 def test_a_worker_that_has_seen_a_newer_term_does_not_take_the_last_checkpoint_from_a_run_that_is_stopping() -> None:
     coordinator = running(checkpoints=True)
     push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
-    assert only(coordinator.stop("enough", 2.0), Checkpoint) == [Checkpoint(1, 20)]
+    assert only(coordinator.stop("enough", 2.0), WriteCheckpoint) == [WriteCheckpoint(1, 20)]
     coordinator.worker_joined(2, 1, 7, 3.0)
     assert coordinator.term == 1  # in which the servers are writing it

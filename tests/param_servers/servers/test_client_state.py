@@ -5,13 +5,13 @@ import torch
 
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.client_state import ClientState
-from param_servers.wire.messages import Code, Dtype, Header, Kind
+from param_servers.wire.messages import Code, Header, Kind
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 2)
 
 
 def parameters(shard: int, term: int, step: int, code: Code = Code.NONE) -> Header:
-    return Header(Kind.PARAMETERS, shard, 0, term, step, code=code, dtype=Dtype.FLOAT32, length=8)
+    return Header(Kind.PARAMETERS, shard, 0, term, step, code=code, length=8)
 
 
 def deliver(state: ClientState, shard: int, header: Header, value: float) -> None:

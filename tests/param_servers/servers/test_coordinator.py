@@ -7,7 +7,6 @@ import pytest
 from param_servers.config import ExchangeConfig
 from param_servers.servers.coordinator import MOST_RESTORES, Coordinator
 from param_servers.servers.step_commits import (
-    Checkpoint,
     Commit,
     Decision,
     Expel,
@@ -16,6 +15,7 @@ from param_servers.servers.step_commits import (
     Note,
     Restore,
     Stop,
+    WriteCheckpoint,
 )
 from param_servers.wire.messages import RECIPIENT, Code, Row
 
@@ -184,7 +184,7 @@ def test_fewer_than_min_workers_end_the_run_with_a_checkpoint_and_are_named() ->
     for shard in range(2):
         coordinator.server_heard(shard, 20.0)
     decisions = coordinator.tick(20.0)
-    assert only(decisions, Checkpoint) == [Checkpoint(1, 20)]
+    assert only(decisions, WriteCheckpoint) == [WriteCheckpoint(1, 20)]
     assert not only(decisions, Expel)  # the late one hears why the run ends
     assert coordinator.checkpointing.slice_written(0, 1) is False
     assert coordinator.checkpointing.slice_written(1, 1) is True
@@ -221,7 +221,7 @@ def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
     for step in range(3):
         push(coordinator, 0, step + 1, step)
         decisions = push(coordinator, 1, step + 1, step)
-        if only(decisions, Checkpoint):
+        if only(decisions, WriteCheckpoint):
             coordinator.checkpointing.slice_written(0, 2), coordinator.checkpointing.slice_written(1, 2)
             coordinator.checkpoint_done(2, "", 9.0)
     assert coordinator.step == 3

@@ -14,12 +14,12 @@ from param_servers.servers.shard_node import ShardNode
 from param_servers.servers.step_commits import Commit, Give, Restore
 from param_servers.wire.frames import Frame, Message
 from param_servers.wire.handshake import Hello, Peer, Role
-from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row
+from param_servers.wire.messages import MEMBER, RECIPIENT, Header, Kind, Row
 from tests.param_servers.wire.hub_pair import Pair
 
 SGD = OptimizerConfig(optimizer="sgd", learning_rate="1")
 WORKER = Peer(Role.WORKER, 0)
-GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, length=8)
 
 
 class OneWorker:

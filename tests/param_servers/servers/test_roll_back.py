@@ -17,7 +17,7 @@ from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode, pack_order, unpack_order
 from param_servers.servers.step_commits import Commit, Expel, Give, Restore, Stop
 from param_servers.wire.handshake import Hello, Peer, Role
-from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row
+from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Header, Kind, Row
 
 WORKER = Peer(Role.WORKER, 0)
 
@@ -86,7 +86,7 @@ def test_a_roll_back_takes_back_the_answers_of_the_history_that_it_undoes() -> N
     recorder = Recorder()
     node = shard_node(recorder)
     node.obey(Restore(1, 0, 0))
-    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, length=8)
     place = node.receive_into(WORKER, header)
     place[:] = as_bytes(torch.ones(2))
     node.gradient(WORKER, header)
@@ -102,7 +102,7 @@ def test_parameters_that_are_not_sent_at_the_end_leave_the_answer_that_they_bore
     node = shard_node(recorder)
     recorder.cancel = lambda peer, kind: recorder.calls.clear()  # nothing has left yet
     node.obey(Restore(1, 0, 0))
-    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, length=8)
     node.receive_into(WORKER, header)[:] = as_bytes(torch.ones(2))
     node.gradient(WORKER, header)
     node.obey(Commit(1, 0, 0, 5, (Row(0, 0, 1, MEMBER | RECIPIENT),), (0,)))
@@ -137,7 +137,7 @@ def test_while_the_disk_is_slow_nothing_waits_for_it_and_a_load_that_was_overtak
     node.obey(Restore(1, 0, 0))
     waiting = recorder.slow()
     node.obey(Restore(2, 7, 70))
-    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, length=8)
     place = node.receive_into(WORKER, header)
     place[:] = as_bytes(torch.ones(2))
     node.gradient(WORKER, header)  # of the history that is being left
@@ -173,7 +173,7 @@ def test_a_run_whose_folder_cannot_be_read_any_more_ends_with_a_checkpoint_and_t
     chief = Chief(coordinator, node, recorder, recorder, lambda: 0.0, lambda event: None, should_stop=unreadable)
     chief.begin()
     chief.joined(Hello(Role.WORKER, 0, 0, 0, ""))
-    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, length=8)
     node.receive_into(WORKER, header)[:] = as_bytes(torch.ones(2))
     node.gradient(WORKER, header)
     chief.tick()
@@ -207,7 +207,7 @@ def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_i
 
     def one_step(sequence: int) -> None:
         chief.told(Header(Kind.READY, 1, term=coordinator.term), None)
-        header = Header(Kind.GRADIENT, 0, 0, coordinator.term, 0, sequence, 5, dtype=Dtype.FLOAT32, length=8)
+        header = Header(Kind.GRADIENT, 0, 0, coordinator.term, 0, sequence, 5, length=8)
         place = node.receive_into(WORKER, header)
         place[:] = as_bytes(gradient)
         node.gradient(WORKER, header)

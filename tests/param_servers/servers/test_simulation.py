@@ -62,6 +62,17 @@ def _undone_again(coordinator: Coordinator, now_s: float) -> list[Decision]:
     return coordinator._restore(now_s) if coordinator.step % 2 == 0 else []
 
 
+_commit = ShardNode._commit
+
+
+def _answer_members_only(node: ShardNode, commit: Commit) -> None:
+    """Who gave no gradient of this step, or came too late with it, is told nothing of its end."""
+    workers, members = node.workers, {row.worker for row in commit.members}
+    node.workers = {worker: incarnation for worker, incarnation in workers.items() if worker in members}
+    _commit(node, commit)
+    node.workers = workers
+
+
 NOWHERE = {
     "servers that never get ready": (Coordinator, "server_ready", lambda *_: []),
     "servers that do not come back": (Coordinator, "server_left", lambda *_: []),
@@ -71,6 +82,7 @@ NOWHERE = {
     "steps that are undone again and again": (Coordinator, "_step_ended", _undone_again),
     "workers that are never sent parameters": (ShardNode, "_send_parameters", lambda *_: None),
     "workers that never ask": (ServersExchange, "_ask", lambda _: None),
+    "late gradients that are never answered": (ShardNode, "_commit", _answer_members_only),
 }
 
 

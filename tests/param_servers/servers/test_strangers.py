@@ -15,7 +15,7 @@ from param_servers.servers.server import ParameterServer
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import ROLES, Hello, Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
+from param_servers.wire.messages import Header, Kind, Row, pack_rows
 from tests.param_servers.servers.test_joining import PLAN, SECRET, Serving
 from tests.waiting import wait_until
 
@@ -53,16 +53,18 @@ def test_whoever_claims_what_the_run_does_not_have_is_turned_away_and_harms_nobo
         worker.close()
 
 
-@pytest.mark.parametrize("data_points", [2**63 - 1, 2**32 + 1, -1])
-def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_nobody(data_points: int) -> None:
+@pytest.mark.parametrize(("data_points", "size"), [(2**63 - 1, 32), (2**32 + 1, 32), (-1, 32), (5, 28), (5, 36)])
+def test_a_gradient_over_impossibly_many_data_points_or_of_another_length_closes_its_link_and_harms_nobody(
+    data_points: int, size: int
+) -> None:
     with Serving(num_workers=2) as run:
         wait_until(lambda: 0 in run.addresses, "the server")
         hub = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
         server, events = Peer(Role.SERVER, 0), list[Event]()
         hub.dial(run.addresses[0], Hello(Role.WORKER, 1, 0, 0, PLAN.fingerprint))
         wait_until(lambda: hub.poll(0.05) is not None and hub.connected(server), "its link")
-        header = Header(Kind.GRADIENT, 1, 0, 1, 0, 1, data_points, dtype=Dtype.FLOAT32)
-        hub.send(server, header, memoryview(bytearray(32)))
+        header = Header(Kind.GRADIENT, 1, 0, 1, 0, 1, data_points)
+        hub.send(server, header, memoryview(bytearray(size)))
         wait_until(lambda: events.extend(hub.poll(0.05)) or any(isinstance(event, Left) for event in events), "the end")
         hub.shut()
         worker = run.worker()

@@ -12,7 +12,6 @@ from param_servers.wire.messages import (
     KINDS,
     PROTOCOL_VERSION,
     Code,
-    Dtype,
     Header,
     Kind,
     Row,
@@ -33,7 +32,6 @@ headers = st.builds(
     sequence=unsigned,
     data_points=st.integers(0, 2**63 - 1),
     code=st.sampled_from(Code),
-    dtype=st.sampled_from(Dtype),
     length=st.integers(0, 2**64 - 1),
 )
 
