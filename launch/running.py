@@ -72,7 +72,8 @@ def train(
         told: lines about the run, printed once it is not refused.
 
     Raises:
-        UserError: the run folder is in use, or holds another run.
+        UserError: the run folder is in use or holds another run, or the run cannot be trained here.
+        RunBroken: whether it can could not be found out, or not in time.
     """
     refuse_what_is_there(config, run_dir, resume)
     told = [*(had_finished(run_dir) if resume else ()), *told]

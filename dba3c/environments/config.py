@@ -166,7 +166,8 @@ class EnvironmentConfig:
 
     environment_restarts: int = option(3, least=0)
     """How often within an hour each environment that raises, or returns what it must not, is started anew. When that
-    does not do, its worker is started again, up to 5 times an hour; then the run goes on without that worker."""
+    does not do, its worker (or actor) is started again, up to 5 times an hour; then the run goes on without it, or ends
+    where no other is left. In an all-reduce no worker is started again: the run ends with a checkpoint."""
 
     environment_processes: bool = False
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for

@@ -52,7 +52,7 @@ class Agent:
         step: the update that its parameters are of.
         network: the PyTorch module, in eval mode, with the checkpoint's parameters.
         observation_space, action_space: of one environment. Atari's observations are frames stacked, uint8
-            [4, 84, 84]. What its run normalised the agent normalises itself.
+            [4, 84, 84], of protocol 2017, in colour, [12, 84, 84]. What its run normalised the agent normalises itself.
     """
 
     def __init__(self, config: TrainConfig, policy: Policy, seed: int = 0) -> None:

@@ -7,8 +7,9 @@
 | whose observation is an image   | the observation                                                                  |
 
 ale-py's vector environment, which makes the agent's observations, cannot show its screens. But a game is a function of
-its seed and actions (tested: observation, reward, lives, frame by frame), so a second one runs in lock step with half
-the frame skip and no resizing: its screens are the game's, flicker removed by the same max-pooling, 30 a second.
+its seed and actions (tested: observation, reward, lives, frame by frame), so a second one runs in lock step with a
+picture for every second frame (every frame where the frame skip is odd) and no resizing: its screens are the game's,
+flicker removed by the same max-pooling, 30 a second (60).
 """
 
 import os

@@ -104,6 +104,8 @@ def run_worker(
 
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
+        EnvironmentFailed: an environment broke too often.
+        UserError: an algorithm gave no gradient of a rollout, or told of a metric that the registry does not have.
     """
     gradients = gradients_of(config.algorithm, agent, environments.num_envs, lane.total)
     random = RolloutRandomness(config.run.seed, rank, incarnation, lane.index)
