@@ -16,7 +16,7 @@ from dba3c.algorithms.r2d2 import Sequences, r2d2_loss
 from dba3c.algorithms.sequence_replay import Sample, SequenceReplay, Steps
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll
-from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from param_servers.exchange import Pull
@@ -82,7 +82,7 @@ class R2d2Trainer(Trainer):
             terminated=flags & TERMINATED != 0,
             truncated=flags & TRUNCATED != 0,
             valid=flags & VALID != 0,
-            first=first_of(flags),
+            first=flags & WHOLE != 0,
             actions=unroll.actions,
             older=[older for whole in unroll.frames.wholes if whole.row in rows for older in whole.older],
             state=tuple(part.cpu().numpy() for part in unroll.initial_state[:2]),

@@ -73,18 +73,13 @@ class Unroll:
         if length == self.shape.fixed_bytes and not self.flags[self.time].tobytes().strip(_NOT_WHOLE):
             return []  # nearly always: nothing began and nothing ended
         message = np.frombuffer(self._message(length), np.uint8)
-        extras = unpack_extras(self.shape, message, self.flags[self.time])
-        self.frames.mark_whole(Whole(self.history + self.time, extras.whole, extras.older))
-        return extras.episodes
+        whole, older, episodes = unpack_extras(self.shape, message, self.flags[self.time])
+        self.frames.mark_whole(Whole(self.history + self.time, whole, older))
+        return episodes
 
     def _message(self, length: int) -> memoryview:
         begin = (self.history + self.time) * self.shape.fixed_bytes
         return self._bytes[begin : begin + length]
-
-    @property
-    def reward(self) -> np.ndarray:
-        """[B] of the step that led to observation ``time``."""
-        return self.rewards[self.time]
 
     def observation_into(self, out: np.ndarray) -> None:
         """Observation ``time`` [B, ...], stacked."""
@@ -94,10 +89,6 @@ class Unroll:
         """What was decided for observation ``time``, which ends its turn."""
         self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
         self.time += 1
-
-    @property
-    def complete(self) -> bool:
-        return self.time == self.length
 
     def following(self, initial_state: State) -> Unroll:
         """The next one, which goes on where this one ended: message T here is message 0 there."""
@@ -149,7 +140,7 @@ class UnrollStore:
         """
         unroll = self._partial[key]
         episodes = unroll.arrived(length)
-        if unroll.complete:
+        if unroll.time == unroll.length:
             self._partial[key] = unroll.following(state)
             self._complete.append(unroll)
         return episodes
