@@ -100,11 +100,6 @@ class Agent(FlatNetwork):
         """Policy and values with graph, for observations [B, ...] as the environment gave them."""
         return self.network(torch.as_tensor(observation, device=self.device), state)
 
-    def value(self, observation: Any, state: State) -> Tensor:
-        """Values [B] float32 without graph: the bootstrap."""
-        with torch.no_grad():
-            return self.forward(observation, state).value
-
     def policy(self, policy_logits: Tensor) -> Distribution:
         """The distribution that the network's output [..., D] stands for."""
         return distribution(self.loss.action_space, policy_logits)
