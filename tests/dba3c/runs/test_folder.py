@@ -37,10 +37,10 @@ def test_the_environment_is_never_written_down(tmp_path, monkeypatch):
         assert path.is_dir() or "do-not-leak-me" not in path.read_text()
 
 
-def test_config_text_is_kept_as_given(tmp_path):
+def test_the_configuration_is_kept_as_given(tmp_path):
     text = '{\n  "learning_rate": 7e-4\n}\n'
     with RunFolder.create(tmp_path / "run", text) as run:
-        assert run.config_text() == text
+        assert (run.path / "config.json").read_text() == text
 
 
 def test_a_finished_run_is_resumed_only_when_asked(tmp_path):
