@@ -122,8 +122,6 @@ class Estimate:
     """Of the seeds that have one."""
     runs: int
     """All seeds, also those without a value."""
-    is_range: bool = False
-    """Whether the spread is the seeds' own range: they are too few for an interval."""
 
     def times(self, factor: float) -> Estimate:
         """In another unit."""
@@ -133,7 +131,7 @@ class Estimate:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        between = " to " if self.is_range else ", "
+        between = " to " if len(self.values) < FEWEST_FOR_BOOTSTRAP else ", "
         around = f" [{points(self.low)}{between}{points(self.high)}]" if len(self.values) > 1 else ""
         told = "" if len(self.values) == self.runs else f", {len(self.values)} of {self.runs} runs"
         return f"{points(self.centre)}{around}{told}"
@@ -144,10 +142,10 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     known = np.array([value for value in values if math.isfinite(value)])
     if not known.size:
         return None
-    centre, few = float(interquartile_mean(known)), known.size < FEWEST_FOR_BOOTSTRAP
+    centre = float(interquartile_mean(known))
     low, high = map(float, spread(known, interquartile_mean))
     low, high = min(low, centre), max(high, centre)  # (a + a + a) / 3 is not always a, and no bar may be negative
-    return Estimate(centre, low, high, tuple(known.tolist()), len(values), is_range=few)
+    return Estimate(centre, low, high, tuple(known.tolist()), len(values))
 
 
 # -- several games -----------------------------------------------------------------------------------------------------
