@@ -32,7 +32,7 @@ from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 
 from dba3c.environments.normalization import FOLDER as STATISTICS
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.checkpoints import find_parameters
 from dba3c.runs.files import checkpoint_steps, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import downsample
@@ -374,7 +374,7 @@ def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> P
     Raises:
         UserError: the run has no whole checkpoint, or `into` cannot be written.
     """
-    policy = find_policy(run.checkpoints, None, on_skip)
+    policy = find_parameters(run.checkpoints, None, on_skip)
     plan, checkpoints = plan_shards(policy.layout, 1), into / "checkpoints"
     with writing(checkpoints):
         entry = write_shard(checkpoints, policy.step, 0, 0, 1, policy.parameters, {})
