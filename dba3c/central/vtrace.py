@@ -18,7 +18,7 @@ from param_servers.config import parse_schedule
 from param_servers.exchange import Pull
 
 
-class ActorCriticTrainer(Trainer):
+class VtraceTrainer(Trainer):
     """V-trace: each batch of unrolls makes one gradient."""
 
     def __init__(self, config: TrainConfig, agent: Agent) -> None:
