@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.policies import Asked, Policy
-from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, stack_states
+from dba3c.central.unrolls import GroupKey, GroupUnroll, UnrollStore, stack_states
 from dba3c.central.wire import WHOLE, CentralKind, CentralRole
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
@@ -302,7 +302,7 @@ class InferenceService:
         took_s = time.monotonic() - now_s
         self.report.batch(queued, self._batcher.environments, [wait_s + took_s for wait_s in waited_s.values()])
 
-    def _observations(self, unrolls: list[Unroll]) -> np.ndarray:
+    def _observations(self, unrolls: list[GroupUnroll]) -> np.ndarray:
         """[N, ...] of their newest messages."""
         shape, size = self.store.shape, self.store.shape.num_envs
         if len(self._batch) < len(unrolls) * size:  # else the memory is used again

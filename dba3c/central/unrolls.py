@@ -36,7 +36,7 @@ class GroupKey(NamedTuple):
     group: int
 
 
-class Unroll:
+class GroupUnroll:
     """Memory for T + 1 messages of one group, with the K − 1 frames before them, and for the answers.
 
     A row keeps the fixed part of a message. What a longer one has beside it lies in the rows of the next messages until
@@ -90,9 +90,9 @@ class Unroll:
         self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
         self.time += 1
 
-    def following(self, initial_state: State) -> Unroll:
+    def following(self, initial_state: State) -> GroupUnroll:
         """The next one, which goes on where this one ended: message T here is message 0 there."""
-        unroll = Unroll(self.shape, self.length, self.key, initial_state)
+        unroll = GroupUnroll(self.shape, self.length, self.key, initial_state)
         unroll.continues = True
         unroll._rows[: self.history + 1] = self._rows[self.length :]
         self.frames.carry_over(unroll.frames, self.length)
@@ -108,8 +108,8 @@ class UnrollStore:
 
     def __init__(self, shape: GroupShape, length: int) -> None:
         self.shape, self.length = shape, length
-        self._partial: dict[GroupKey, Unroll] = {}
-        self._complete: deque[Unroll] = deque()
+        self._partial: dict[GroupKey, GroupUnroll] = {}
+        self._complete: deque[GroupUnroll] = deque()
 
     @property
     def ready(self) -> int:
@@ -123,13 +123,13 @@ class UnrollStore:
 
     def begin(self, key: GroupKey, initial_state: State) -> None:
         """A group appears; a partial unroll under the same key is dropped."""
-        self._partial[key] = Unroll(self.shape, self.length, key, initial_state)
+        self._partial[key] = GroupUnroll(self.shape, self.length, key, initial_state)
 
     def drop(self, key: GroupKey) -> None:
         """A group is gone."""
         self._partial.pop(key, None)
 
-    def of(self, key: GroupKey) -> Unroll:
+    def of(self, key: GroupKey) -> GroupUnroll:
         """The group's partial unroll. Raises KeyError for a stranger."""
         return self._partial[key]
 
@@ -145,12 +145,12 @@ class UnrollStore:
             self._complete.append(unroll)
         return episodes
 
-    def take(self, count: int) -> list[Unroll]:
+    def take(self, count: int) -> list[GroupUnroll]:
         """``count`` complete unrolls, oldest first."""
         return [self._complete.popleft() for _ in range(count)]
 
 
-def observations_of(unrolls: list[Unroll]) -> np.ndarray:
+def observations_of(unrolls: list[GroupUnroll]) -> np.ndarray:
     """[T + 1, N, ...] uint8 or float32, stacked, of complete unrolls of equal shape side by side."""
     shape, length = unrolls[0].shape, unrolls[0].length
     size = shape.num_envs
