@@ -36,7 +36,7 @@ from dba3c.runs.checkpoints import find_parameters
 from dba3c.runs.files import checkpoint_steps, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import downsample
-from dba3c.studies.study import Point, Run
+from dba3c.studies.study import StudyPoint, StudyRun
 from launch.cli.study import train, train_command
 from param_servers.checkpoint.files import publish, write_shard
 from param_servers.layout import plan_shards
@@ -68,10 +68,10 @@ class Entry:
         return f"{self.topic}/{self.name}/seed-{self.seed}"
 
     @property
-    def run(self) -> Run:
+    def run(self) -> StudyRun:
         budget = ("--max-core-hours", f"{self.core_hours:g}", "--metrics-window-s", f"{self.window_s:g}")
         words = (*self.words, *budget, *ALL)
-        return Run(point=Point(name=self.name, words=words), seed=self.seed, folder=RUNS / self.label)
+        return StudyRun(point=StudyPoint(name=self.name, words=words), seed=self.seed, folder=RUNS / self.label)
 
     @property
     def results(self) -> Path:

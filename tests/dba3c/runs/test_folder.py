@@ -16,7 +16,7 @@ from dba3c.runs import folder as run_folder
 from dba3c.runs import lock as run_lock
 from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.study import Point, Run
+from dba3c.studies.study import StudyPoint, StudyRun
 from tests.dba3c.runs.finished_run import CONFIG, finished_run
 from tests.refusals import refusing
 
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_looked_into_is_one_line_and_not_taken_for_missi
         for look in (run.meta, lambda: run.published("server-0")):
             with pytest.raises(UserError, match=r"cannot read .*json: Stale file handle"):
                 look()
-        assert "Stale file handle" in Run(point=Point(name="a", words=()), seed=0, folder=run.path).state()
+        assert "Stale file handle" in StudyRun(point=StudyPoint(name="a", words=()), seed=0, folder=run.path).state()
 
 
 def test_a_broken_config_is_named(tmp_path):
