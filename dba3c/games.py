@@ -20,7 +20,7 @@ from dba3c.runs.checkpoints import open_parameters
 from dba3c.runs.files import check_writable, resolved
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import usable_cores
-from dba3c.studies.statistics import points
+from dba3c.studies.statistics import score_text
 
 
 def evaluate(
@@ -123,7 +123,7 @@ def record(
             overlay=overlay,
             actions=actions,
             seed_index=seed_index,
-            on_step=lambda step, score: progress.update(task, completed=step, score=points(score)),
+            on_step=lambda step, score: progress.update(task, completed=step, score=score_text(score)),
         )
     return path, game
 
