@@ -145,7 +145,7 @@ def test_statistics_of_another_size_and_observations_of_several_parts_are_refuse
 
 def config_of(**options: object) -> TrainConfig:
     return replace_options(
-        preset("classic", "Pendulum-v1", cores=1),
+        preset("classic", "Pendulum-v1", workers=1),
         normalize_observations=True,
         exchange="local",
         num_workers=1,
