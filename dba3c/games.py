@@ -16,11 +16,11 @@ from dba3c.evaluation import evaluator
 from dba3c.evaluation.agents import whole_number
 from dba3c.evaluation.evaluator import Evaluation
 from dba3c.recording.recorder import RecordedGame, film_of, record_game, shows
-from dba3c.runs.checkpoints import open_policy
+from dba3c.runs.checkpoints import open_parameters
 from dba3c.runs.files import check_writable, resolved
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import usable_cores
-from dba3c.studies.statistics import points
+from dba3c.studies.statistics import score_text
 
 
 def evaluate(
@@ -53,14 +53,14 @@ def evaluate(
     games, seed_index = whole_number("games", games), whole_number("seed_index", seed_index)
     env_threads = whole_number("env_threads", usable_cores() if env_threads is None else env_threads)
     step = None if step is None else whole_number("step", step)
-    folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    folder, trained = open_parameters(run, step, on_skip=warn_on_stderr)
     into = folder_for_outputs(folder)
     check_writable(into.path / evaluator.FOLDER)
     with _progress("game") as progress:
-        task = progress.add_task(f"playing step {policy.step}", total=games)
+        task = progress.add_task(f"playing step {trained.step}", total=games)
         evaluation = evaluator.evaluate(
             folder.train_config(),
-            policy,
+            trained,
             games=games,
             actions=actions,
             seed_index=seed_index,
@@ -100,9 +100,9 @@ def record(
         UserError: there is no such checkpoint, the environment cannot be drawn, or a file not be written.
     """
     seed_index, step = whole_number("seed_index", seed_index), None if step is None else whole_number("step", step)
-    folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    folder, trained = open_parameters(run, step, on_skip=warn_on_stderr)
     config = folder.train_config()
-    path = film_of(folder_for_outputs(folder), config, policy, actions, seed_index)
+    path = film_of(folder_for_outputs(folder), config, trained, actions, seed_index)
     path = path if output is None else resolved(output)
     gif = None if gif is None else resolved(gif)
     if path.suffix != ".mp4":
@@ -111,19 +111,19 @@ def record(
         raise UserError(f"a GIF is a .gif file, not {gif.name}")
     for file in (path, *([] if gif is None else [gif])):
         check_writable(file.parent)
-    if output is None and path.exists() and not shows(path, policy):
+    if output is None and path.exists() and not shows(path, trained):
         path.with_suffix(".gif").unlink(missing_ok=True)  # the recorder's, of parameters that were made anew
     with _progress("step", "score {task.fields[score]}") as progress:
-        task = progress.add_task(f"filming step {policy.step}", total=None, score="0")
+        task = progress.add_task(f"filming step {trained.step}", total=None, score="0")
         game = record_game(
             config,
-            policy,
+            trained,
             path,
             gif=gif,
             overlay=overlay,
             actions=actions,
             seed_index=seed_index,
-            on_step=lambda step, score: progress.update(task, completed=step, score=points(score)),
+            on_step=lambda step, score: progress.update(task, completed=step, score=score_text(score)),
         )
     return path, game
 

@@ -72,7 +72,8 @@ def train(
         told: lines about the run, printed once it is not refused.
 
     Raises:
-        UserError: the run folder is in use, or holds another run.
+        UserError: the run folder is in use or holds another run, or the run cannot be trained here.
+        RunBroken: whether it can could not be found out, or not in time.
     """
     refuse_what_is_there(config, run_dir, resume)
     told = [*(had_finished(run_dir) if resume else ()), *told]
@@ -140,7 +141,7 @@ def refuse_what_is_there(config: TrainConfig, run_dir: Path, resume: bool) -> No
     """Raise UserError where this cannot be launched there, for what is there."""
     RunFolder.refuse_launch(run_dir, resume)
     if resume:
-        refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir.expanduser()).config_text()))
+        refuse_another_run(config, RunFolder(run_dir.expanduser()).train_config())
 
 
 def had_finished(run_dir: Path) -> Iterator[str]:

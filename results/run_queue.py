@@ -36,11 +36,11 @@ from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 
 from dba3c.environments.normalization import FOLDER as STATISTICS
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr, writing
-from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.checkpoints import find_parameters
 from dba3c.runs.files import checkpoint_steps, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import downsample
-from dba3c.studies.study import Point, Run
+from dba3c.studies.study import StudyPoint, StudyRun
 from launch.cli.study import train, train_command
 from param_servers.checkpoint.files import publish, write_shard
 from param_servers.layout import plan_shards
@@ -72,10 +72,10 @@ class Entry:
         return f"{self.topic}/{self.name}/seed-{self.seed}"
 
     @property
-    def run(self) -> Run:
+    def run(self) -> StudyRun:
         budget = ("--max-core-hours", f"{self.core_hours:g}", "--metrics-window-s", f"{self.window_s:g}")
         words = (*self.words, *budget, *ALL)
-        return Run(point=Point(name=self.name, words=words), seed=self.seed, folder=RUNS / self.label)
+        return StudyRun(point=StudyPoint(name=self.name, words=words), seed=self.seed, folder=RUNS / self.label)
 
     @property
     def results(self) -> Path:
@@ -393,7 +393,7 @@ def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> P
     Raises:
         UserError: the run has no whole checkpoint, or `into` cannot be written.
     """
-    policy = find_policy(run.checkpoints, None, on_skip)
+    policy = find_parameters(run.checkpoints, None, on_skip)
     plan, checkpoints = plan_shards(policy.layout, 1), into / "checkpoints"
     with writing(checkpoints):
         entry = write_shard(checkpoints, policy.step, 0, 0, 1, policy.parameters, {})

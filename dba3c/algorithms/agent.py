@@ -1,6 +1,6 @@
 """The agent: one network and one loss, the same in every mode; only who carries its gradients differs.
 
-Legend: T rollout length, B environments, P flat parameters.
+Legend: T rollout length, B environments, P flat parameters, D numbers of a distribution.
 
 Parameters arrive and gradients leave as one flat float32 vector [P] (``param_servers.FlatLayout``). Inside, the torso
 may compute in bfloat16 with channels_last weights; the heads, the loss and everything that travels stay float32.
@@ -21,11 +21,13 @@ COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class FlatNetwork:
-    """Args:
-    network: becomes this object's own; any module.
-    layout: where each of its parameters lies in the flat vector [P].
-    precision: "float32" or "bfloat16", the compute dtype of the network's torso, where it has one.
-    device: where it computes.
+    """A network whose parameters are one flat vector [P] float32.
+
+    Args:
+        network: becomes this object's own; any module.
+        layout: where each of its parameters lies in the flat vector.
+        precision: "float32" or "bfloat16", the compute dtype of the network's torso, where it has one.
+        device: where it computes.
     """
 
     def __init__(self, network: Any, layout: FlatLayout, *, precision: str = "float32", device: str = "cpu") -> None:
@@ -98,13 +100,8 @@ class Agent(FlatNetwork):
         """Policy and values with graph, for observations [B, ...] as the environment gave them."""
         return self.network(torch.as_tensor(observation, device=self.device), state)
 
-    def value(self, observation: Any, state: State) -> Tensor:
-        """Values [B] float32 without graph: the bootstrap."""
-        with torch.no_grad():
-            return self.forward(observation, state).value
-
     def policy(self, policy_logits: Tensor) -> Distribution:
-        """The distribution that the network's output [..., P] stands for."""
+        """The distribution that the network's output [..., D] stands for."""
         return distribution(self.loss.action_space, policy_logits)
 
     def gradient(

@@ -19,8 +19,8 @@ class AlgorithmConfig:
     """The loss and the experience that one gradient is computed on."""
 
     algorithm: str = "actor_critic"
-    """actor_critic (n-step), or vtrace, the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central);
-    or your own loss, package.module:loss (mode worker)."""
+    """actor_critic (n-step; mode worker), or vtrace, the V-trace form of the same loss; ppo (mode worker); r2d2, sac
+    (mode central); or your own loss, package.module:loss (mode worker)."""
 
     rollout_length: int = option(5, least=1, mode="worker")
     """T: agent steps each environment takes for one gradient."""

@@ -1,6 +1,7 @@
 """Single frames, each stored once, and the stacks that are rebuilt from them: while acting, in unrolls, in a replay.
 
-Legend: R rows in time order, B environments, K frames in a stack, C channels of a frame.
+Legend: R rows in time order, B environments, W of them whose stack begins anew at a row, K frames in a stack, C
+channels of a frame.
 
 Where a game begins, or a link to its environment, a stack is not made of the frames before it: what lay behind the
 newest frame then (zeros, copies of it, what was really seen) is kept beside the frames.
@@ -17,8 +18,8 @@ class Whole(NamedTuple):
     """Environments whose stack at one row is not made of the rows before it."""
 
     row: int
-    environments: np.ndarray  # int64 [R]
-    older: np.ndarray  # [R, K − 1, C, ...]: what lies behind the newest frame, oldest first
+    environments: np.ndarray  # int64 [W]
+    older: np.ndarray  # [W, K − 1, C, ...]: what lies behind the newest frame, oldest first
 
 
 class FrameRows:

@@ -20,9 +20,9 @@ class Rollout:
     """What T steps of B environments gave; its policy and values are without graph where observations are kept."""
 
     policy_logits: Tensor
-    """[T, B, P] float32, with graph."""
+    """[T, B, P] float32, with graph unless observations are kept."""
     values: Tensor
-    """[T, B] float32, with graph."""
+    """[T, B] float32, with graph unless observations are kept."""
     actions: Tensor
     """[T, B] int64, or [T, B, D]; time t is the transition (observation_t, action_t) → reward_t."""
     rewards: Tensor

@@ -1,11 +1,12 @@
 """Prioritized replay of overlapping sequences, for R2D2 (Kapturowski et al. 2019; priorities of Schaul et al. 2016).
 
-Legend: E environments, n of them in a call, C steps kept of each, L steps of a sequence (burn-in included), K stacked
-frames, B sequences of a sample, [*F] frame shape, C channels first where frames are stacked.
+Legend: E environments, n of them in a call, Q steps kept of each, U burn-in steps of a sequence and L that train, K
+stacked frames, B sequences of a sample, [*F] frame shape, C channels first where frames are stacked, H size of a part
+of the recurrent state.
 
-Each environment has a ring of C steps, so that a frame is stored once, whatever stacks and sequences it is part of.
-Every ``stride`` steps of it a sequence begins; it may be sampled once its L + 1 observations are there, until the first
-of the frames that it needs is overwritten. It is drawn by its priority, a leaf's weight is p^α:
+Each environment has a ring of Q steps, so that a frame is stored once, whatever stacks and sequences it is part of.
+Every ``stride`` steps of it a sequence begins; it may be sampled once its U + L + 1 observations are there, until the
+first of the frames that it needs is overwritten. It is drawn by its priority, a leaf's weight is p^α:
 
     P(i) = p_i^α / Σ_j p_j^α          w_i = (M·P(i))^−β / max_j w_j          (M sequences held; j over the sample)
 
@@ -59,14 +60,14 @@ class Sample(NamedTuple):
 class SequenceReplay:
     """The rings of all environments and the priorities of their sequences.
 
-    Memory: E·C·(frame + 16 bytes) + E·C/stride·state, and K−1 frames of each episode's beginning, taken from the system
+    Memory: E·Q·(frame + 16 bytes) + E·Q/stride·state, and K−1 frames of each episode's beginning, taken from the system
     as it fills.
 
     Args:
         environments: E; 0 … E−1 may be named.
-        steps_per_environment: C, a multiple of ``stride`` and longer than the history, a sequence and a stride.
-        sequence_length: L, burn-in plus training steps.
-        stride: steps between the starts of sequences, max(2, K) at least; less than L, they overlap.
+        steps_per_environment: Q, a multiple of ``stride`` and longer than the history, a sequence and a stride.
+        sequence_length: U + L, burn-in plus training steps.
+        stride: steps between the starts of sequences, max(2, K) at least; less than U + L, they overlap.
         frame_stack: K; 1 stores whole observations and stacks nothing.
         frame_shape, frame_dtype: of one frame; state_sizes: H of each part of the recurrent state.
         priority_exponent, importance_exponent: α and β.
@@ -190,7 +191,7 @@ class SequenceReplay:
 
     def _sequences(self, environments: np.ndarray, starts: np.ndarray) -> Sequences:
         """Read B sequences out of the rings."""
-        steps = starts[:, None] + np.arange(self._length + 1)  # [B, L+1]
+        steps = starts[:, None] + np.arange(self._length + 1)  # [B, U+L+1]
         at = environments[:, None], steps % self._capacity
         before = environments, (starts - 1) % self._capacity
         block = environments, starts // self.stride % self.blocks
@@ -209,9 +210,9 @@ class SequenceReplay:
         )
 
     def _observations(self, environments: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """[L+1, B, K·C, …], stacked; frames as they are when nothing is."""
+        """[U+L+1, B, K·C, …], stacked; frames as they are when nothing is."""
         before = steps[:, :1] + np.arange(1 - self._frame_stack, 0)
-        slots = np.concatenate((before, steps), axis=1).T % self._capacity  # [K−1+L+1, B]
+        slots = np.concatenate((before, steps), axis=1).T % self._capacity  # [K−1+U+L+1, B]
         rows = FrameRows(self._frame[environments, slots], self._frame_stack)
         if self._frame_stack == 1:
             return rows.frames

@@ -127,17 +127,19 @@ class ActorGroup:
 
 
 class Actor:
-    """Args:
-    rank, incarnation: of this actor; an older incarnation is turned away.
-    learner: the rank of the learner that is dialled.
-    resolve: where the learner listens now, None while unknown; asked before every attempt. Raises RunStopped: the run
-        was asked to end, and there is no learner to say so.
-    join_timeout_s: longest wait for the learner at the start.
-    answer_timeout_s: for an answer of a learner that is connected, which may itself be waiting for its servers.
-    reconnect_timeout_s: for a learner that was lost.
-    on_failure: told one line of each environment that broke.
-    on_steps: told (newest version heard of, what a group's environments did, seconds by section) after each step. Here
-        steps are counted: they are experience even where the learner never makes an unroll of them.
+    """Steps its groups of environments and asks the learner for their actions, until the run ends.
+
+    Args:
+        rank, incarnation: of this actor; an older incarnation is turned away.
+        learner: the rank of the learner that is dialled.
+        resolve: where the learner listens now, None while unknown; asked before every attempt. Raises RunStopped: the
+            run was asked to end, and there is no learner to say so.
+        join_timeout_s: longest wait for the learner at the start.
+        answer_timeout_s: for an answer of a learner that is connected, which may itself be waiting for its servers.
+        reconnect_timeout_s: for a learner that was lost.
+        on_failure: told one line of each environment that broke.
+        on_steps: told (newest version heard of, what a group's environments did, seconds by section) after each step.
+            Here steps are counted: they are experience even where the learner never makes an unroll of them.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dba3c.central.unrolls import Unroll
+from dba3c.central.unrolls import GroupUnroll
 from param_servers.exchange import Pull
 
 
@@ -40,7 +40,7 @@ class Trainer(ABC):
         """Whether there is a gradient to compute before more experience is taken."""
 
     @abstractmethod
-    def take(self, unrolls: list[Unroll]) -> None:
+    def take(self, unrolls: list[GroupUnroll]) -> None:
         """New experience."""
 
     @abstractmethod

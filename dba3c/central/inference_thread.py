@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.central.service import InferenceService
-from dba3c.central.unrolls import Unroll
+from dba3c.central.unrolls import GroupUnroll
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
@@ -60,7 +60,7 @@ class Serving:
         if self._thread.ident is None:
             self._thread.start()
 
-    def collect(self, count: int, sections: Sections) -> list[Unroll]:
+    def collect(self, count: int, sections: Sections) -> list[GroupUnroll]:
         """``count`` complete unrolls, oldest first; [] when there are not so many within ``PATIENCE_S``.
 
         Raises PeerLost when for too long they have not grown: it names the actors that are missing. What a lost actor

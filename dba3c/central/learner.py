@@ -10,7 +10,7 @@ from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore
-from dba3c.central.vtrace import ActorCriticTrainer
+from dba3c.central.vtrace import VtraceTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience, worker_seed
@@ -157,7 +157,7 @@ def _trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: 
         return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed)
     if config.algorithm.algorithm == "sac":
         return SacTrainer(config, network, spaces, seed)
-    return ActorCriticTrainer(config, network)  # type: ignore[arg-type]
+    return VtraceTrainer(config, network)  # type: ignore[arg-type]
 
 
 def check_trainable(config: TrainConfig) -> None:

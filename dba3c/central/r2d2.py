@@ -15,8 +15,8 @@ from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.r2d2 import Sequences, r2d2_loss
 from dba3c.algorithms.sequence_replay import Sample, SequenceReplay, Steps
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
-from dba3c.central.unrolls import Unroll
-from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
+from dba3c.central.unrolls import GroupUnroll
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from param_servers.exchange import Pull
@@ -66,14 +66,14 @@ class R2d2Trainer(Trainer):
     def owes(self) -> bool:
         return self._debt.owes and len(self._replay) > 0
 
-    def take(self, unrolls: list[Unroll]) -> None:
+    def take(self, unrolls: list[GroupUnroll]) -> None:
         for unroll in unrolls:
             self._replay.append(self._places(unroll), self._steps(unroll), continues=unroll.continues)
             self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
         if not len(self._replay):  # else the first sequences, of a few environments, would pay for the steps of all
             self._debt.forgive()
 
-    def _steps(self, unroll: Unroll) -> Steps:
+    def _steps(self, unroll: GroupUnroll) -> Steps:
         """What an unroll shows before its last observation; frames are views, and older ones nobody writes to again."""
         rows, flags = range(unroll.history, unroll.history + unroll.length), unroll.flags[: unroll.length]
         return Steps(
@@ -82,13 +82,13 @@ class R2d2Trainer(Trainer):
             terminated=flags & TERMINATED != 0,
             truncated=flags & TRUNCATED != 0,
             valid=flags & VALID != 0,
-            first=first_of(flags),
+            first=flags & WHOLE != 0,
             actions=unroll.actions,
             older=[older for whole in unroll.frames.wholes if whole.row in rows for older in whole.older],
             state=tuple(part.cpu().numpy() for part in unroll.initial_state[:2]),
         )
 
-    def _places(self, unroll: Unroll) -> np.ndarray:
+    def _places(self, unroll: GroupUnroll) -> np.ndarray:
         """The environments' places in the replay [B]."""
         group = self._actors.index(unroll.key.actor) * self._groups + unroll.key.group
         return np.arange(group * self._size, (group + 1) * self._size)

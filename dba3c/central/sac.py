@@ -9,7 +9,7 @@ from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.model import Spaces
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
-from dba3c.central.unrolls import Unroll, observations_of, side_by_side
+from dba3c.central.unrolls import GroupUnroll, observations_of, side_by_side
 from dba3c.central.wire import TERMINATED, VALID
 from dba3c.config import TrainConfig
 from dba3c.networks.sac_networks import ActionScaling
@@ -42,7 +42,7 @@ class SacTrainer(Trainer):
     def owes(self) -> bool:
         return self._debt.owes
 
-    def take(self, unrolls: list[Unroll]) -> None:
+    def take(self, unrolls: list[GroupUnroll]) -> None:
         observations = observations_of(unrolls)
         flags = side_by_side(unroll.flags[1:] for unroll in unrolls)
         valid = flags & VALID != 0

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.policies import Asked, Policy
-from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, stack_states
-from dba3c.central.wire import CentralKind, CentralRole, first_of
+from dba3c.central.unrolls import GroupKey, GroupUnroll, UnrollStore, stack_states
+from dba3c.central.wire import WHOLE, CentralKind, CentralRole
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State, reset_state
@@ -268,7 +268,7 @@ class InferenceService:
         self._check_turn(key, group, header)  # again: the first of two in one poll was not yet heard then
         unroll = self.store.of(key)
         if group.state:
-            first = torch.from_numpy(first_of(unroll.flags[unroll.time]))
+            first = torch.from_numpy(unroll.flags[unroll.time] & WHOLE != 0)
             group.state = reset_state(group.state, first)
         episodes = self.store.arrived(key, header.length, group.state)
         if episodes and self._told.get(key) != header.step:
@@ -287,7 +287,7 @@ class InferenceService:
             Asked(
                 observation=self._observations(unrolls),
                 state=stack_states([group.state for group in groups]),
-                reward=np.concatenate([unroll.reward for unroll in unrolls]),
+                reward=np.concatenate([unroll.rewards[unroll.time] for unroll in unrolls]),
                 environments=np.concatenate([group.numbers for group in groups]),
             )
         )
@@ -302,7 +302,7 @@ class InferenceService:
         took_s = time.monotonic() - now_s
         self.report.batch(queued, self._batcher.environments, [wait_s + took_s for wait_s in waited_s.values()])
 
-    def _observations(self, unrolls: list[Unroll]) -> np.ndarray:
+    def _observations(self, unrolls: list[GroupUnroll]) -> np.ndarray:
         """[N, ...] of their newest messages."""
         shape, size = self.store.shape, self.store.shape.num_envs
         if len(self._batch) < len(unrolls) * size:  # else the memory is used again

@@ -36,7 +36,7 @@ class GroupKey(NamedTuple):
     group: int
 
 
-class Unroll:
+class GroupUnroll:
     """Memory for T + 1 messages of one group, with the K − 1 frames before them, and for the answers.
 
     A row keeps the fixed part of a message. What a longer one has beside it lies in the rows of the next messages until
@@ -73,18 +73,13 @@ class Unroll:
         if length == self.shape.fixed_bytes and not self.flags[self.time].tobytes().strip(_NOT_WHOLE):
             return []  # nearly always: nothing began and nothing ended
         message = np.frombuffer(self._message(length), np.uint8)
-        extras = unpack_extras(self.shape, message, self.flags[self.time])
-        self.frames.mark_whole(Whole(self.history + self.time, extras.whole, extras.older))
-        return extras.episodes
+        whole, older, episodes = unpack_extras(self.shape, message, self.flags[self.time])
+        self.frames.mark_whole(Whole(self.history + self.time, whole, older))
+        return episodes
 
     def _message(self, length: int) -> memoryview:
         begin = (self.history + self.time) * self.shape.fixed_bytes
         return self._bytes[begin : begin + length]
-
-    @property
-    def reward(self) -> np.ndarray:
-        """[B] of the step that led to observation ``time``."""
-        return self.rewards[self.time]
 
     def observation_into(self, out: np.ndarray) -> None:
         """Observation ``time`` [B, ...], stacked."""
@@ -95,13 +90,9 @@ class Unroll:
         self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
         self.time += 1
 
-    @property
-    def complete(self) -> bool:
-        return self.time == self.length
-
-    def following(self, initial_state: State) -> Unroll:
+    def following(self, initial_state: State) -> GroupUnroll:
         """The next one, which goes on where this one ended: message T here is message 0 there."""
-        unroll = Unroll(self.shape, self.length, self.key, initial_state)
+        unroll = GroupUnroll(self.shape, self.length, self.key, initial_state)
         unroll.continues = True
         unroll._rows[: self.history + 1] = self._rows[self.length :]
         self.frames.carry_over(unroll.frames, self.length)
@@ -117,8 +108,8 @@ class UnrollStore:
 
     def __init__(self, shape: GroupShape, length: int) -> None:
         self.shape, self.length = shape, length
-        self._partial: dict[GroupKey, Unroll] = {}
-        self._complete: deque[Unroll] = deque()
+        self._partial: dict[GroupKey, GroupUnroll] = {}
+        self._complete: deque[GroupUnroll] = deque()
 
     @property
     def ready(self) -> int:
@@ -132,13 +123,13 @@ class UnrollStore:
 
     def begin(self, key: GroupKey, initial_state: State) -> None:
         """A group appears; a partial unroll under the same key is dropped."""
-        self._partial[key] = Unroll(self.shape, self.length, key, initial_state)
+        self._partial[key] = GroupUnroll(self.shape, self.length, key, initial_state)
 
     def drop(self, key: GroupKey) -> None:
         """A group is gone."""
         self._partial.pop(key, None)
 
-    def of(self, key: GroupKey) -> Unroll:
+    def of(self, key: GroupKey) -> GroupUnroll:
         """The group's partial unroll. Raises KeyError for a stranger."""
         return self._partial[key]
 
@@ -149,17 +140,17 @@ class UnrollStore:
         """
         unroll = self._partial[key]
         episodes = unroll.arrived(length)
-        if unroll.complete:
+        if unroll.time == unroll.length:
             self._partial[key] = unroll.following(state)
             self._complete.append(unroll)
         return episodes
 
-    def take(self, count: int) -> list[Unroll]:
+    def take(self, count: int) -> list[GroupUnroll]:
         """``count`` complete unrolls, oldest first."""
         return [self._complete.popleft() for _ in range(count)]
 
 
-def observations_of(unrolls: list[Unroll]) -> np.ndarray:
+def observations_of(unrolls: list[GroupUnroll]) -> np.ndarray:
     """[T + 1, N, ...] uint8 or float32, stacked, of complete unrolls of equal shape side by side."""
     shape, length = unrolls[0].shape, unrolls[0].length
     size = shape.num_envs

@@ -10,7 +10,7 @@ from torch import Tensor
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.rollout import Rollout
 from dba3c.central.algorithm import Trainer, Update
-from dba3c.central.unrolls import Unroll, observations_of, side_by_side, stack_states
+from dba3c.central.unrolls import GroupUnroll, observations_of, side_by_side, stack_states
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
@@ -18,20 +18,20 @@ from param_servers.config import parse_schedule
 from param_servers.exchange import Pull
 
 
-class ActorCriticTrainer(Trainer):
+class VtraceTrainer(Trainer):
     """V-trace: each batch of unrolls makes one gradient."""
 
     def __init__(self, config: TrainConfig, agent: Agent) -> None:
         self.groups_per_batch = config.central.groups_per_batch
         self._agent = agent
         self._entropy_cost = parse_schedule(config.algorithm.entropy_cost)
-        self._unrolls: list[Unroll] = []
+        self._unrolls: list[GroupUnroll] = []
 
     @property
     def owes(self) -> bool:
         return bool(self._unrolls)
 
-    def take(self, unrolls: list[Unroll]) -> None:
+    def take(self, unrolls: list[GroupUnroll]) -> None:
         self._unrolls = unrolls
 
     def update(self, pulled: Pull) -> Update:
@@ -45,7 +45,7 @@ class ActorCriticTrainer(Trainer):
         return Update(gradient, rollout.data_points, numbers | policy_lag(versions, pulled.step))
 
 
-def rollout_of(agent: Agent, unrolls: list[Unroll]) -> Rollout:
+def rollout_of(agent: Agent, unrolls: list[GroupUnroll]) -> Rollout:
     """What the agent thinks now, with graph, of what was observed then: the rollout [T, N] that the loss reads."""
 
     def moved(array: np.ndarray) -> Tensor:
@@ -69,7 +69,7 @@ def rollout_of(agent: Agent, unrolls: list[Unroll]) -> Rollout:
     )
 
 
-def _keep_for_this_stream(unrolls: list[Unroll]) -> None:
+def _keep_for_this_stream(unrolls: list[GroupUnroll]) -> None:
     """On a GPU, states come from the inference thread's stream: their memory is not free before this one has read."""
     for unroll in unrolls:
         for part in unroll.initial_state:

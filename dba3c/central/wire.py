@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -134,19 +134,6 @@ def group_shape(config: TrainConfig, spaces: Spaces) -> GroupShape:
     return GroupShape.of(spaces.observation, spaces.action, config.central.envs_per_group, frames)
 
 
-class Extras(NamedTuple):
-    """What a message has beside its fixed part."""
-
-    whole: np.ndarray  # [R] int64: rows whose older frames follow
-    older: np.ndarray  # [R, K − 1, *frame], a view into the message
-    episodes: list[Episode]
-
-
-def first_of(flags: np.ndarray) -> np.ndarray:
-    """Flags [...] → bool [...], True where the observation begins a game (or the learner knows of none before)."""
-    return flags & WHOLE != 0
-
-
 def pack_step(
     shape: GroupShape,
     buffer: np.ndarray,
@@ -170,8 +157,13 @@ def pack_step(
     return length
 
 
-def unpack_extras(shape: GroupShape, message: np.ndarray, flags: np.ndarray) -> Extras:
+def unpack_extras(
+    shape: GroupShape, message: np.ndarray, flags: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[Episode]]:
     """What follows the fixed part of ``message`` [length] uint8, whose flags [B] are given.
+
+    Returns:
+        The WHOLE rows [R] int64; what lies behind their newest frames [R, K − 1, *frame]; episodes.
 
     Raises:
         BadMessage: the length is not that of the rows and episodes it should hold.
@@ -184,4 +176,4 @@ def unpack_extras(shape: GroupShape, message: np.ndarray, flags: np.ndarray) -> 
     bytes_ = message[shape.fixed_bytes : at].tobytes()  # copied: alignment, and the message's place is reused
     older = np.frombuffer(bytes_, shape.dtype).reshape(len(whole), shape.frame_stack - 1, *shape.frame_shape)
     episodes = [Episode(*row) for row in np.frombuffer(message[at:].tobytes(), _EPISODE).tolist()]
-    return Extras(whole, older, episodes)
+    return whole, older, episodes

@@ -47,13 +47,11 @@ class Family(NamedTuple):
     """Of its ids; None where there is none."""
     frame_skip: int | None = None
     """Emulator frames per agent step where nothing else is asked for; None where that is no option."""
-    frames_per_s: float | None = None
-    """At its own speed, of what does not say it itself."""
 
 
 FAMILIES = {
     "atari": Family("dba3c.environments.atari:make_atari", prefix="ALE", frame_skip=4),
-    "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4, frames_per_s=35.0),
+    "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4),
     "football": Family("dba3c.environments.football:football_maker", prefix="football"),
     "custom": Family("dba3c.environments.factory:custom_maker"),
     "gymnasium": Family("dba3c.environments.factory:registered_maker"),
@@ -166,7 +164,8 @@ class EnvironmentConfig:
 
     environment_restarts: int = option(3, least=0)
     """How often within an hour each environment that raises, or returns what it must not, is started anew. When that
-    does not do, its worker is started again, up to 5 times an hour; then the run goes on without that worker."""
+    does not do, its worker (or actor) is started again, up to 5 times an hour; then the run goes on without it, or ends
+    where no other is left. In an all-reduce no worker is started again: the run ends with a checkpoint."""
 
     environment_processes: bool = False
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for

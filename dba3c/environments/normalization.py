@@ -71,7 +71,7 @@ class RunningStatistics:
         return np.clip(scaled, -_CLIP, _CLIP).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for a checkpoint's JSON."""
+        """Plain numbers, for a process's file of statistics: see `statistics_of`."""
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
 
@@ -165,7 +165,7 @@ def statistics_of(run: Path, step: int, name: str | None = None, life: int = 0) 
     later. Of an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there
     are none.
 
-    Its `step` is that of the newest snapshot among them.
+    Where others' files are read, too, `step` is there: that of the newest snapshot among them.
 
     life: the number of the one that `name` asks in. Where it played in the one before, the others' files are not read:
     each of 768 lanes would read 768 images' statistics.

@@ -1,6 +1,6 @@
 """What every vector environment looks like to a worker, whatever game is behind it.
 
-Legend: B environments, "..." the shape of one observation.
+Legend: B environments, "..." the shape of one observation, O its numbers, D dimensions of an action.
 
 Autoreset is NEXT_STEP everywhere: where a game ends, `step` returns its true last observation (whose value is the
 bootstrap of a truncated episode), and the following `step` is the reset: its action is ignored, its reward is 0 and
@@ -107,7 +107,7 @@ class VectorEnvironment(Protocol):
     """B copies of one environment, stepped together. Not thread-safe: one thread steps it."""
 
     num_envs: int
-    observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W], Box float32 [D], or `spaces.MixedSpace`
+    observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W], Box float32 [O], or `spaces.MixedSpace`
     action_space: Space[Any]  # of one environment: Discrete, MultiDiscrete or Box
 
     def reset(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class VectorEnvironment(Protocol):
     def step(self, actions: np.ndarray) -> Transition:
         """Take one agent step in each environment.
 
-        `actions`: int [B] (Discrete), int [B, K] (MultiDiscrete) or float32 [B, A] (Box, clipped to its bounds).
+        `actions`: int [B] (Discrete), int [B, D] (MultiDiscrete) or float32 [B, D] (Box, clipped to its bounds).
         Raises `EnvironmentFailed` when an environment broke more often than `environment_restarts` allows.
         """
         ...

@@ -22,7 +22,7 @@ from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.networks import State, reset_state
 from dba3c.own_code import ANYTHING, one_line
-from dba3c.runs.checkpoints import Policy, open_policy
+from dba3c.runs.checkpoints import TrainedParameters, open_parameters
 
 
 def load(path: str | os.PathLike[str], *, step: int | None = None, seed: int = 0) -> Agent:
@@ -40,8 +40,8 @@ def load(path: str | os.PathLike[str], *, step: int | None = None, seed: int = 0
     seed, step = whole_number("seed", seed), None if step is None else whole_number("step", step)
     if not 0 <= seed < 1 << 63:
         raise UserError(f"seed must be from 0 to 2**63 - 1, got {seed}")
-    folder, policy = open_policy(path, step, on_skip=warn_on_stderr)
-    return Agent(folder.train_config(), policy, seed)
+    folder, trained = open_parameters(path, step, on_skip=warn_on_stderr)
+    return Agent(folder.train_config(), trained, seed)
 
 
 class Agent:
@@ -52,11 +52,11 @@ class Agent:
         step: the update that its parameters are of.
         network: the PyTorch module, in eval mode, with the checkpoint's parameters.
         observation_space, action_space: of one environment. Atari's observations are frames stacked, uint8
-            [4, 84, 84]. What its run normalised the agent normalises itself.
+            [4, 84, 84], of protocol 2017, in colour, [12, 84, 84]. What its run normalised the agent normalises itself.
     """
 
-    def __init__(self, config: TrainConfig, policy: Policy, seed: int = 0) -> None:
-        self.config, self.step = config, policy.step
+    def __init__(self, config: TrainConfig, trained: TrainedParameters, seed: int = 0) -> None:
+        self.config, self.step = config, trained.step
         self.observation_space, self.action_space = own = _spaces_as_made(config)
         self._observations = ObservationCodec(config.environment.env_id, own.observation)
         self._actions = ActionCodec(config.environment.env_id, own.action)
@@ -66,7 +66,7 @@ class Agent:
             self._statistics, seen = statistics_for(
                 config.environment.env_id, seen, config.environment.frames_per_observation
             )
-            self._statistics.merge(kept(policy.observation_statistics, f"checkpoint step-{policy.step}"))
+            self._statistics.merge(kept(trained.observation_statistics, f"checkpoint step-{trained.step}"))
         given = Spaces(seen, own.action)
         flat = build_model(config, given, only_plays=True).network
         self.network: torch.nn.Module = flat.network
@@ -74,7 +74,7 @@ class Agent:
             build_policy(config, flat, given, seed, actions) for actions in ("sampled", "greedy")
         )
         for player in (self._drawn, self._greedy):
-            player.load(policy.parameters_for(flat.layout), policy.step)
+            player.load(trained.parameters_for(flat.layout), trained.step)
         self._state: State = ()
         self._games = 0
 

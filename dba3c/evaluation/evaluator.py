@@ -31,7 +31,7 @@ from dba3c.evaluation.full_games import (
 )
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
-from dba3c.runs.checkpoints import CheckpointWatch, Policy
+from dba3c.runs.checkpoints import CheckpointWatch, TrainedParameters
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
@@ -100,7 +100,7 @@ class Evaluation:
 
 def evaluate(
     config: TrainConfig,
-    policy: Policy,
+    trained: TrainedParameters,
     *,
     games: int,
     actions: Actions | None = None,
@@ -133,14 +133,14 @@ def evaluate(
     environment = dataclasses.replace(protocol.environment, env_threads=threads)
     environments = make_vector_environment(environment, num_envs, environment_seed, view="evaluation")
     try:
-        player = make_player(config, environments, policy, protocol.actions, action_seed)
+        player = make_player(config, environments, trained, protocol.actions, action_seed)
         played = play_full_games(player, environments, games, on_game=on_game, should_stop=should_stop)
     finally:
         environments.close()
     scores = [episode.score for episode in played.episodes]
     return Evaluation(
-        checkpoint_step=policy.step,
-        data_points=policy.data_points,
+        checkpoint_step=trained.step,
+        data_points=trained.data_points,
         env_id=config.environment.env_id,
         protocol=protocol.name,
         actions=protocol.actions,
@@ -148,7 +148,7 @@ def evaluate(
         seed_index=seed_index,
         num_envs=num_envs,
         config_sha256=hashlib.sha256(config.to_json().encode()).hexdigest(),
-        parameters_sha256=policy.sha256,
+        parameters_sha256=trained.sha256,
         scores=scores,
         lengths_steps=[episode.length_steps for episode in played.episodes],
         truncated=[episode.truncated for episode in played.episodes],
@@ -187,35 +187,35 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
     games = config.run.evaluation_games
     done = evaluated_policies(folder, games, protocol_for(config).actions)
     watch = CheckpointWatch(
-        folder.checkpoints, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s
+        folder.checkpoints, run_end, is_done=lambda trained: trained.sha256 in done, say=tell, look_s=look_s
     )
     if config.run.stop_score is not None and games < config.run.stop_games:
         few = f"{games} games are fewer than the {config.run.stop_games} of the stop rule"
         tell(f"will not stop the run: {few}")
 
-    def play(policy: Policy) -> None:
+    def play(trained: TrainedParameters) -> None:
         if watch.passed_over:
-            tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
-        overtime.step = policy.step
+            tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {trained.step} is newer")
+        overtime.step = trained.step
         try:
-            played = evaluate(config, policy, games=games, should_stop=overtime)
+            played = evaluate(config, trained, games=games, should_stop=overtime)
         except GamesAbandoned as why:
-            tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
+            tell(f"step {trained.step}: none of {games} games had ended when {why}; {by_hand(folder, trained.step)}")
             return
         except EndlessGame as why:  # of this checkpoint's; the next one may play otherwise
-            tell(f"step {policy.step}: not evaluated: {why}")
+            tell(f"step {trained.step}: not evaluated: {why}")
             return
         report(played, metrics, say)
         if not played.unfinished:
-            stop_when_solved(played.summary, policy.step, folder, config, tell)
+            stop_when_solved(played.summary, trained.step, folder, config, tell)
         try:  # last: what is there was told, and is not played again by the next life of this role
             played.save(folder)
         except UserError as error:  # a full disk: the record has the statistics
             tell(str(error))
 
     try:
-        while (policy := watch.wait()) is not None:
-            play(policy)
+        while (trained := watch.wait()) is not None:
+            play(trained)
         if not run_end.finished:
             tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
             return run_end() or "the run has ended"

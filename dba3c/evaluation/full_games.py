@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dba3c.algorithms.policies import Actions, Asked, Decision
-from dba3c.algorithms.policies import Policy as Player
+from dba3c.algorithms.policies import Actions, Asked, Decision, Policy
 from dba3c.assembly.model import R2D2_EVALUATION_EPSILON, Spaces, build_model, build_policy
 from dba3c.config import TrainConfig
 from dba3c.environments.atari_protocols import ATARI_PROTOCOLS, protocol_name
@@ -33,7 +32,7 @@ from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import MAX_SEED, Episode, Experience, Transition, VectorEnvironment
 from dba3c.errors import UserError
 from dba3c.networks import reset_state
-from dba3c.runs.checkpoints import Policy
+from dba3c.runs.checkpoints import TrainedParameters
 
 LIMIT_2017_STEPS = 40_000
 LONGEST_GAME_STEPS = 250_000
@@ -84,19 +83,19 @@ def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:
 
 
 def make_player(
-    config: TrainConfig, environments: VectorEnvironment, policy: Policy, actions: Actions, seed: int
-) -> Player:
+    config: TrainConfig, environments: VectorEnvironment, trained: TrainedParameters, actions: Actions, seed: int
+) -> Policy:
     """The player that the run's algorithm trained, with a checkpoint's parameters, for environments of the evaluation
     view, which from now on normalise as that checkpoint did.
 
     Raises:
         UserError: the checkpoint is of another network, or its run kept no statistics of observations.
     """
-    use_statistics(environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
+    use_statistics(environments, trained.observation_statistics, f"checkpoint step-{trained.step}")
     of = Spaces(environments.observation_space, environments.action_space)
     network = build_model(config, of, only_plays=True).network
     player = build_policy(config, network, of, seed, actions)
-    player.load(policy.parameters_for(network.layout), policy.step)
+    player.load(trained.parameters_for(network.layout), trained.step)
     return player
 
 
@@ -126,7 +125,7 @@ def quotas(games: int, num_envs: int) -> np.ndarray:
 
 
 def play_full_games(
-    player: Player,
+    player: Policy,
     environments: VectorEnvironment,
     games: int,
     *,

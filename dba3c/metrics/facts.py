@@ -69,7 +69,7 @@ class RunFacts:
 
 def stop_score(config: Mapping[str, Any]) -> float | None:
     """The mean score that a configuration asks for, None where it asks for none."""
-    return _number((config.get("run") or {}).get("stop_score"))
+    return _number(config.get("run", {}).get("stop_score"))
 
 
 def reached_line(mean: float, games: int, goal: float) -> str:
@@ -88,10 +88,9 @@ def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
     for entry in listed:
         started_s = _number(entry.get("started_s"))
         if started_s is not None:
-            over, ended = "ended" in entry, entry.get("ended")
-            ended_s = _number(ended.get("time_s")) if isinstance(ended, dict) else None
+            ended_s = _number(entry.get("ended", {}).get("time_s"))
             cores, counts = _number(entry.get("cores")) or 1.0, _counts(entry.get("topology"))
-            lives.append(Life(started_s, cores, counts, over, math.inf if ended_s is None else ended_s))
+            lives.append(Life(started_s, cores, counts, "ended" in entry, math.inf if ended_s is None else ended_s))
     return tuple(lives)
 
 

@@ -138,8 +138,8 @@ class BackgroundSink:
         except queue.Full:
             self.dropped += 1
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Lets the sink finish for at most `timeout_s`; says in one line what it did not get. True: it got all."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Lets the sink finish for at most `timeout_s`; says in one line what it did not get."""
         deadline_s = time.monotonic() + timeout_s
         try:
             self._waiting.put(None, timeout=timeout_s)
@@ -154,7 +154,6 @@ class BackgroundSink:
             self._warn(
                 f"{self.sink.name} missed {self.dropped + self.failed} points or events: `dba3c export` gives it all"
             )
-        return not (self._thread.is_alive() or self.dropped or self.failed)
 
     def _work(self) -> None:
         while (happened := self._waiting.get()) is not None:

@@ -177,10 +177,11 @@ class RunSummary:
         self.step = 0
         self.newest_s = 0.0
         self.data_points_committed = 0.0  # as the servers count it: taken back when a run resumes from a checkpoint
-        self.events: deque[Record] = deque(maxlen=1000)  # the newest: as many as may come between two looks
-        self.events_in_all = 0
-        self.evaluations: deque[Record] = deque(maxlen=1000)
-        self.evaluations_in_all = 0
+        self.told: deque[Record] = deque(maxlen=1000)
+        """Events and evaluations, the newest: as many as may come between two looks."""
+        self.told_in_all = 0
+        self.evaluation: Record | None = None
+        """The newest; None before the first."""
         self.not_finite: dict[str, int] = {}
         self.life_begins = False
         """No step of the newest life was told yet: `step` may be one that a crash has lost."""
@@ -224,12 +225,10 @@ class RunSummary:
             self.scores.add(record["score"])
             self.life_scores.add(record["score"])
             process.scores.add(record["score"])
-        elif kind == "event":
-            self.events.append(record)
-            self.events_in_all += 1
-        elif kind == "evaluation":
-            self.evaluations.append(record)
-            self.evaluations_in_all += 1
+        elif kind in ("event", "evaluation"):
+            self.told.append(record)
+            self.told_in_all += 1
+            self.evaluation = record if kind == "evaluation" else self.evaluation
 
     def _count_learners_games(self) -> None:
         """Of the games that a learner has told, those until when all actors have told their steps, but for actors that
@@ -306,11 +305,6 @@ class RunSummary:
             return max((p.recent.per_second(now_s, name) for p in servers), default=0.0)
         processes = self.processes.values() if name == "cpu_s" else self.workers()
         return sum(process.recent.per_second(now_s, name) for process in processes)
-
-    @property
-    def evaluation(self) -> Record | None:
-        """The newest; None before the first."""
-        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def life_mean(self) -> float | None:

@@ -49,29 +49,22 @@ class View(ABC):
 
 
 class PlainView(View):
-    """One line every `every_s`, and each event on a line of its own: for files, pipes and CI."""
+    """One line every `every_s`, and each event or evaluation on a line of its own: for files, pipes and CI."""
 
     def __init__(self, every_s: float = 10.0, out: TextIO | None = None, since_s: float = float("-inf")) -> None:
         self._every_s = every_s
         self._out = out or sys.stdout
         self._next_s: float | None = None
         self._since_s = since_s
-        self._events = 0
-        """Told so far: not by their times, for one whose clock is behind comes after the others."""
-        self._evaluations = 0
+        self._told_in_all = 0
+        """Events and evaluations so far: not by their times, for one whose clock is behind comes after the others."""
         self._told: tuple[float, ...] = ()
 
     def show(self, summary: RunSummary, now_s: float) -> None:
-        for place, event in enumerate(summary.events, start=summary.events_in_all - len(summary.events)):
-            if place >= self._events and event["time_s"] > self._since_s:
-                self._print(event_line(event))
-        self._events = summary.events_in_all
-        first = summary.evaluations_in_all - len(summary.evaluations)
-        for place, evaluation in enumerate(summary.evaluations, start=first):
-            if place >= self._evaluations and evaluation["time_s"] > self._since_s:
-                step = number(evaluation.get("checkpoint_step"))
-                self._print(f"evaluation of step {step}: {evaluation_text(evaluation)}")
-        self._evaluations = summary.evaluations_in_all
+        for place, record in enumerate(summary.told, start=summary.told_in_all - len(summary.told)):
+            if place >= self._told_in_all and record["time_s"] > self._since_s:
+                self._print(told_line(record))
+        self._told_in_all = summary.told_in_all
         pace_s = time.monotonic()  # not now_s: the clock may be set back by an hour
         if self._next_s is None:
             self._next_s = pace_s + self._every_s / 2  # the first line soon, the others in their rhythm
@@ -94,6 +87,13 @@ class PlainView(View):
 def _state(summary: RunSummary) -> tuple[float, ...]:
     """What a line of it would say beside rates."""
     return (summary.step, summary.frames, summary.scores.count, len(summary.processes))
+
+
+def told_line(record: Record) -> str:
+    """An event or an evaluation as one line."""
+    if record["kind"] == "event":
+        return event_line(record)
+    return f"evaluation of step {number(record.get('checkpoint_step'))}: {evaluation_text(record)}"
 
 
 def evaluation_text(record: Record) -> str:
@@ -199,8 +199,7 @@ class NotebookView(View):
         bar = f'<progress style="width: 20em"{done}></progress>'
         lines = [status_line(summary, now_s), *_newest_events(summary)]
         if summary.evaluation is not None:
-            step = number(summary.evaluation.get("checkpoint_step"))
-            lines.insert(1, f"evaluation of step {step}: {evaluation_text(summary.evaluation)}")
+            lines.insert(1, told_line(summary.evaluation))
         self._below.update(self._html(bar + " " + "<br>".join(f"<code>{html.escape(line)}</code>" for line in lines)))
 
 
@@ -219,7 +218,7 @@ def render(summary: RunSummary, now_s: float, width: int) -> RenderableType:
 
 
 def _newest_events(summary: RunSummary) -> list[str]:
-    return [event_line(event) for event in list(summary.events)[-4:]]
+    return [event_line(record) for record in summary.told if record["kind"] == "event"][-4:]
 
 
 def _head(summary: RunSummary, now_s: float) -> RenderableType:

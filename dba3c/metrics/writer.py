@@ -119,7 +119,11 @@ class MetricsWriter:
     def record_step(
         self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None
     ) -> None:
-        """One gradient of a worker or learner, pushed or dropped. `step`: newest committed step known."""
+        """What a process did since its last record: one gradient (accepted, dropped or rejected) of a worker or
+        learner, or steps alone (an actor's, and those for which no gradient is answered).
+
+        `step`: the newest committed step that it knows. Raises UserError: a metric that the registry does not have.
+        """
         self._reduce("step", step, values, sections_s or {})
 
     def record_report(self, figures: Mapping[str, Any]) -> None:

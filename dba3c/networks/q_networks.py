@@ -2,7 +2,7 @@
 
 Legend: T unroll length, B batch, S observation shape, F features, H LSTM size, A actions.
 
-The LSTM also sees the previous action, one-hot, and the previous reward: H inputs are F + A + 1 numbers.
+The LSTM also sees the previous action, one-hot, and the previous reward: its inputs are F + A + 1 numbers.
 """
 
 from typing import Any, NamedTuple

@@ -218,8 +218,8 @@ class ResidualBlock(nn.Module):
 class ResidualTorso(nn.Module):
     """Sections of a 3×3 convolution, a 3×3/2 max pool and two residual blocks; then FC and ReLU.
 
-    With four gray 84×84 frames and sections (16, 32, 32): 1,089,232 parameters. With football's 72×96×4 and (16, 32,
-    32, 32): 390,000.
+    With four gray 84×84 frames and sections (16, 32, 32): 1,089,232 parameters. With football's 16 planes of
+    72×96 and (16, 32, 32, 32): 391,728.
     """
 
     def __init__(self, image: ImageShape, sections: tuple[int, ...], features: int, generator: torch.Generator) -> None:

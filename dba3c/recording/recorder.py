@@ -23,7 +23,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import make_camera
 from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
 from dba3c.roles import RunProcess
-from dba3c.runs.checkpoints import CheckpointWatch, Policy
+from dba3c.runs.checkpoints import CheckpointWatch, TrainedParameters
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import checkpoint_steps, write_atomically
 from dba3c.runs.folder import RunFolder
@@ -49,20 +49,24 @@ class RecordedGame:
 
 
 def film_of(
-    folder: RunFolder, config: TrainConfig, policy: Policy, actions: Actions | None = None, seed_index: int = 0
+    folder: RunFolder,
+    config: TrainConfig,
+    trained: TrainedParameters,
+    actions: Actions | None = None,
+    seed_index: int = 0,
 ) -> Path:
     """Where a run's film goes; without actions and stream, the recorder's own."""
     other = protocol_for(config, actions).actions != protocol_for(config).actions
     stream = f"-{seed_index}" if seed_index else ""
-    return folder.videos / f"step-{policy.step}{f'-{actions}' if other else ''}{stream}.mp4"
+    return folder.videos / f"step-{trained.step}{f'-{actions}' if other else ''}{stream}.mp4"
 
 
-def shows(film: Path, policy: Policy) -> bool:
+def shows(film: Path, trained: TrainedParameters) -> bool:
     """Whether the film is there and of these parameters, as far as it says: after a roll-back a step is made anew. What
     cannot be read is not replaced."""
     try:
         told = json.loads(film.with_name(film.name + ".json").read_text(encoding="utf-8"))
-        return film.exists() and told.get("parameters_sha256", policy.sha256) == policy.sha256
+        return film.exists() and told.get("parameters_sha256", trained.sha256) == trained.sha256
     except (FileNotFoundError, ValueError, AttributeError):
         return False
     except OSError as error:
@@ -72,7 +76,7 @@ def shows(film: Path, policy: Policy) -> bool:
 
 def record_game(
     config: TrainConfig,
-    policy: Policy,
+    trained: TrainedParameters,
     path: Path,
     *,
     gif: Path | None = None,
@@ -104,7 +108,7 @@ def record_game(
     camera = make_camera(protocol.environment, environment_seed)
     score, steps = 0.0, 0
     try:
-        player = make_player(config, camera.environments, policy, protocol.actions, action_seed)
+        player = make_player(config, camera.environments, trained, protocol.actions, action_seed)
         small = GifWriter(camera.pictures_per_s)
         with Mp4Writer(path, camera.pictures_per_s) as video, _one_thread():
             films = [(enlarge, FILM_PANEL, video.add), *([(shrink, GIF_PANEL, small.add)] if gif is not None else [])]
@@ -129,12 +133,12 @@ def record_game(
         camera.environments.close()
     (episode,) = played.episodes
     game = RecordedGame(
-        checkpoint_step=policy.step,
+        checkpoint_step=trained.step,
         env_id=config.environment.env_id,
         protocol=protocol.name,
         seed=config.run.seed,
         seed_index=seed_index,
-        parameters_sha256=policy.sha256,
+        parameters_sha256=trained.sha256,
         score=episode.score,
         length_steps=episode.length_steps,
         truncated=episode.truncated,
@@ -182,23 +186,23 @@ def recorder(process: RunProcess) -> str:
     watch = CheckpointWatch(folder.checkpoints, run_end, say=tell)
     due, tried = 1, False
     try:
-        while (policy := watch.wait()) is not None:
+        while (trained := watch.wait()) is not None:
             due -= 1 + len(watch.passed_over)
-            path = film_of(folder, config, policy)
+            path = film_of(folder, config, trained)
             if due > 0:
                 continue
             due, tried = config.run.recording_every, True
-            if shows(path, policy):
+            if shows(path, trained):
                 continue
             try:
                 gif = path.with_suffix(".gif")  # what trackers show
-                game = record_game(config, policy, path, gif=gif, should_stop=run_end)
-                line = f"step {policy.step}: filmed a game of {game.score:,.10g} points in {path.name}"
-                tell(line, policy.step, str(gif.relative_to(folder.path)))
+                game = record_game(config, trained, path, gif=gif, should_stop=run_end)
+                line = f"step {trained.step}: filmed a game of {game.score:,.10g} points in {path.name}"
+                tell(line, trained.step, str(gif.relative_to(folder.path)))
             except UserError as error:  # a full disk, say: the run goes on, and so do the films when it can be
-                tell(f"step {policy.step}: no film: {error}")
+                tell(f"step {trained.step}: no film: {error}")
             except GamesAbandoned:
-                tell(f"step {policy.step}: gave up the film, since the run ended")
+                tell(f"step {trained.step}: gave up the film, since the run ended")
         if not tried and (steps := checkpoint_steps(folder.checkpoints)):
             tell(f"the run ended before anything was filmed: `dba3c record {folder.path}` films step {steps[-1]}")
     finally:

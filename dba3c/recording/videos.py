@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dba3c.algorithms.policies import Decision
 from dba3c.errors import UserError, writing
-from dba3c.studies.statistics import points
+from dba3c.studies.statistics import score_text
 from param_servers.errors import first_line
 
 _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel graphics
@@ -241,7 +241,7 @@ class Overlay:
         margin, line_height = self._size.margin, self._size.line
         panel = Image.new("RGB", (self._size.width, picture.shape[0]), _BACKGROUND)
         draw = ImageDraw.Draw(panel)
-        lines = [f"score  {points(score)}", f"step   {step}"]
+        lines = [f"score  {score_text(score)}", f"step   {step}"]
         if decision is not None and decision.value is not None:
             lines.append(f"value  {float(decision.value[0]):.2f}")
         for row, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""The policy inside a checkpoint: found, checked and laid out for this run's network, without its optimizer state.
+"""The trained parameters inside a checkpoint, without its optimizer state: found, checked and laid out for a network.
 
 Written and checked by `param_servers.checkpoint.files`; this is what evaluation and recording need of them.
 """
@@ -28,7 +28,7 @@ STATISTICS_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class TrainedParameters:
     """The parameters of one checkpoint."""
 
     parameters: Tensor
@@ -59,8 +59,8 @@ class Policy:
         return self.parameters
 
 
-def load_policy(checkpoint: Path) -> Policy:
-    """Check a checkpoint's directory and load its policy.
+def load_parameters(checkpoint: Path) -> TrainedParameters:
+    """Check a checkpoint's directory and load its parameters.
 
     Raises:
         CheckpointError: it is torn, or gone.
@@ -71,7 +71,7 @@ def load_policy(checkpoint: Path) -> Policy:
         statistics = statistics_of(checkpoint.parent.parent, loaded.step)
     except OSError as error:
         raise CheckpointUnreadable(f"observation statistics of {checkpoint}: {error.strerror}") from error
-    return Policy(
+    return TrainedParameters(
         parameters=loaded.parameters,
         layout=loaded.layout,
         step=loaded.step,
@@ -80,8 +80,8 @@ def load_policy(checkpoint: Path) -> Policy:
     )
 
 
-def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], None]) -> Policy:
-    """The policy of one step, or the newest valid one without a step; torn ones are then named through `on_skip`.
+def find_parameters(checkpoints: Path, step: int | None, on_skip: Callable[[str], None]) -> TrainedParameters:
+    """The parameters of one step, or the newest valid ones without a step; torn ones are then named through `on_skip`.
 
     Raises:
         UserError: there is no checkpoint (yet), none of them is whole, no such step (the steps there are are named), or
@@ -95,7 +95,7 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
         raise UserError(f"{checkpoints.parent} has no checkpoint of step {step}; there are {_named(steps)}")
     for tried in reversed(steps) if step is None else [step]:
         try:
-            return load_policy(checkpoints / f"step-{tried}")
+            return load_parameters(checkpoints / f"step-{tried}")
         except CheckpointError as error:
             if step is not None:
                 raise UserError(f"{error}; there are {_named(steps)}") from error
@@ -119,10 +119,10 @@ def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:
     return RunFolder.open(found), None
 
 
-def open_policy(
+def open_parameters(
     path: str | os.PathLike[str], step: int | None, on_skip: Callable[[str], None]
-) -> tuple[RunFolder, Policy]:
-    """A run and the policy of one of its checkpoints: see `find_policy`.
+) -> tuple[RunFolder, TrainedParameters]:
+    """A run and the parameters of one of its checkpoints: see `find_parameters`.
 
     Args:
         path: the run's folder; or the checkpoint itself, which `step` then need not say.
@@ -130,7 +130,7 @@ def open_policy(
     folder, named = run_and_step(path)
     if named is not None and step not in (None, named):
         raise UserError(f"{path} is not the checkpoint of step {step}")
-    return folder, find_policy(folder.checkpoints, step if named is None else named, on_skip)
+    return folder, find_parameters(folder.checkpoints, step if named is None else named, on_skip)
 
 
 def _named(steps: list[int]) -> str:
@@ -156,7 +156,7 @@ class CheckpointWatch:
         checkpoints: Path,
         run_end: Callable[[], str | None],
         *,
-        is_done: Callable[[Policy], bool] = lambda policy: False,
+        is_done: Callable[[TrainedParameters], bool] = lambda trained: False,
         say: Callable[[str], None],
         look_s: float = 1.0,
     ) -> None:
@@ -170,7 +170,7 @@ class CheckpointWatch:
         self.unreadable: int | None = None
         self.passed_over: list[int] = []
 
-    def wait(self) -> Policy | None:
+    def wait(self) -> TrainedParameters | None:
         """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches.
 
         Where observations are normalised, statistics of its own are waited for: workers keep them when they hear that
@@ -180,26 +180,26 @@ class CheckpointWatch:
         ahead_since_s = None
         while self._run_end() is None:
             seen = self._seen, self._first_look
-            policy = self.newest_unseen()
-            if policy is not None and not self._is_ahead_of_its_statistics(policy):
-                return policy
-            if policy is not None:
+            trained = self.newest_unseen()
+            if trained is not None and not self._is_ahead_of_its_statistics(trained):
+                return trained
+            if trained is not None:
                 ahead_since_s = ahead_since_s or time.monotonic()
                 if time.monotonic() - ahead_since_s > STATISTICS_S:
-                    older = (policy.observation_statistics or {}).get("step")
-                    late = f"step-{policy.step}: no observation statistics of its time within {STATISTICS_S:g} s"
+                    older = (trained.observation_statistics or {}).get("step")
+                    late = f"step-{trained.step}: no observation statistics of its time within {STATISTICS_S:g} s"
                     self._say(f"{late}: those of step {older} are used")
-                    return policy
+                    return trained
                 self._seen, self._first_look = seen
             time.sleep(self._look_s)
         return None
 
-    def _is_ahead_of_its_statistics(self, policy: Policy) -> bool:
+    def _is_ahead_of_its_statistics(self, trained: TrainedParameters) -> bool:
         """Whether they are no newer than those of the checkpoint before."""
-        before = max((step for step, _ in self._made() if step < policy.step), default=0)
-        return bool(policy.step) and (policy.observation_statistics or {"step": policy.step})["step"] <= before
+        before = max((step for step, _ in self._made() if step < trained.step), default=0)
+        return bool(trained.step) and (trained.observation_statistics or {"step": trained.step})["step"] <= before
 
-    def newest_unseen(self) -> Policy | None:
+    def newest_unseen(self) -> TrainedParameters | None:
         """The newest whole checkpoint that was not there at the last look; the others count as seen, too."""
         unseen = self._made() - self._seen
         self._seen = self._seen | unseen
@@ -208,7 +208,7 @@ class CheckpointWatch:
         while steps:
             step = steps.pop()
             try:
-                policy = load_policy(self._checkpoints / f"step-{step}")
+                trained = load_parameters(self._checkpoints / f"step-{step}")
             except CheckpointError as error:
                 self._say(f"skipped: {error}")
                 continue
@@ -219,10 +219,10 @@ class CheckpointWatch:
                     self._say(str(error))
                 return None
             self.unreadable = None
-            if self._is_done(policy):
+            if self._is_done(trained):
                 return None
             self.passed_over = [] if first_look else steps
-            return policy
+            return trained
         return None
 
     def _made(self) -> set[tuple[int, int]]:

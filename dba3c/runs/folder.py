@@ -268,13 +268,9 @@ class RunFolder:
 
     # -- content -------------------------------------------------------------------------------------------------
 
-    def config_text(self) -> str:
-        """config.json as it stands."""
-        return self._read("config.json")
-
     def train_config(self) -> TrainConfig:
         """config.json, checked. Raises UserError: it cannot be what a run was configured with; the file is named."""
-        return TrainConfig.from_json(self.config_text(), source=str(self.path / "config.json"))
+        return TrainConfig.from_json(self._read("config.json"), source=str(self.path / "config.json"))
 
     def config(self) -> dict[str, Any]:
         """config.json as plain data."""

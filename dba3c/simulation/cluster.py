@@ -78,10 +78,10 @@ class ComputeTimes:
     """Standard deviation / mean between workers: a slow machine stays slow."""
 
     straggler_probability: float = option(0.0, least=0, most=1)
-    """Steps of a worker that take longer than that."""
+    """Share of a worker's steps that are slow."""
 
     straggler_slowdown: float = option(1.0, least=1, most=1e9)
-    """... by this factor."""
+    """How many times as long a slow step takes."""
 
     def __post_init__(self) -> None:
         check_options(self, UserError)

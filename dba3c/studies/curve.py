@@ -45,8 +45,7 @@ class Curve:
     @property
     def diverged(self) -> bool:
         """Whether its last life ended so: no later one would have learned."""
-        ended = (self.meta.get("lives") or [{}])[-1].get("ended")
-        return isinstance(ended, dict) and str(ended.get("reason")).endswith(HAS_DIVERGED)
+        return str(self._end.get("reason")).endswith(HAS_DIVERGED)
 
     def reached(self, goal: float) -> int | None:
         """The row at which the mean over the games that the stop rule asks for first was the goal; None: it never was.
@@ -57,7 +56,7 @@ class Curve:
         """
         reached = self.recorded("score/best_mean") >= goal
         means, games, unfinished = (self.recorded(f"evaluation/{name}") for name in ("mean", "games", "unfinished"))
-        enough = (self.config.get("run") or {}).get("stop_games")
+        enough = self.config.get("run", {}).get("stop_games")
         if isinstance(enough, int) and means.size and games.size:
             whole = games >= enough if not unfinished.size else (games >= enough) & ~(unfinished > 0)
             reached = (means >= goal) & whole | (reached if reached.size else False)
@@ -74,12 +73,17 @@ class Curve:
         grew = np.flatnonzero(np.diff(counts[known]) > 0)
         return int(known[grew[-1] + 1]) if grew.size else None
 
+    @property
+    def _end(self) -> dict[str, Any]:
+        """What its last life noted, {} where that has not ended."""
+        ended: dict[str, Any] = (self.meta.get("lives") or [{}])[-1].get("ended", {})
+        return ended
+
     def _ended_at(self, goal: float) -> bool:
         """Whether the stop rule ended the last life because the mean score was the goal."""
-        ended = (self.meta.get("lives") or [{}])[-1].get("ended")
-        if not isinstance(ended, dict) or ended.get("outcome") != "finished":
+        if self._end.get("outcome") != "finished":
             return False
-        reached = goal_reached(str(ended.get("reason")))
+        reached = goal_reached(str(self._end.get("reason")))
         return reached is not None and reached >= float(f"{goal:g}")  # as the reason has it
 
     def recorded(self, chart: str) -> NDArray[np.float64]:

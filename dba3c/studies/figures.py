@@ -277,7 +277,7 @@ def plot_learning_curves(
 
 def random_to(axes: Axes, curve: Curve, goal: float | None) -> None:
     """At least from a game's random score to the goal: scores that learned nothing are to look like it."""
-    random = RANDOM_SCORES.get(environment_of(curve).get("env_id", ""))
+    random = RANDOM_SCORES.get(curve.config.get("environment", {}).get("env_id", ""))
     if random is not None:
         low, high = axes.get_ylim()
         top = random if goal is None else goal
@@ -285,17 +285,11 @@ def random_to(axes: Axes, curve: Curve, goal: float | None) -> None:
         axes.set_ylim(min(low, random - margin), max(high, top + margin))
 
 
-def environment_of(curve: Curve) -> Mapping[str, Any]:
-    """The options of its environment, as config.json has them."""
-    options = curve.config.get("environment")
-    return options if isinstance(options, Mapping) else {}
-
-
 def _played(curves: Iterable[Curve], seeds: set[int]) -> str:
     """What was played, and how: "ALE/Breakout-v5, sticky actions off, 3 seeds"."""
     found = []
     for curve in curves:
-        options = environment_of(curve)
+        options = curve.config.get("environment", {})
         env_id, sticky = str(options.get("env_id", "")), options.get("repeat_action_probability")
         atari = env_id.startswith("ALE/") and isinstance(sticky, (int, float))
         how = (f", sticky actions {sticky:g}" if sticky else ", sticky actions off") if atari else ""

@@ -14,7 +14,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, refuse_a_run
 from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
-from dba3c.studies.study import Point, Run, Study, load, save_trial
+from dba3c.studies.study import Study, StudyPoint, StudyRun, load, save_trial
 
 HOURS = "progress/hours"
 
@@ -23,7 +23,7 @@ HOURS = "progress/hours"
 class PointResult:
     """One point's runs that could be read."""
 
-    point: Point
+    point: StudyPoint
     curves: tuple[Curve, ...]
     seeds: int = 0
     """As many were declared; those without a curve count as not having reached a score."""
@@ -88,7 +88,7 @@ def read_results(folder: str | Path) -> StudyResults:
     return results
 
 
-def _curve_of(run: Run, results: StudyResults) -> Curve | None:
+def _curve_of(run: StudyRun, results: StudyResults) -> Curve | None:
     """A run's curve; None, and a line, where it has none or never trained: as a rate of 0 it would pass for slow."""
     told = prefixed(run.name, results.leave_out)
     try:

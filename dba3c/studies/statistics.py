@@ -64,7 +64,7 @@ def spread_name(seeds: int) -> str:
 # -- scores of full games ----------------------------------------------------------------------------------------------
 
 
-def points(score: float) -> str:
+def score_text(score: float) -> str:
     """A score for people: four digits, but all of a larger one's whole points: 0.8712, 300.5, 14,903."""
     return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.4g}"
 
@@ -85,10 +85,10 @@ class ScoreSummary:
     """Standard deviation over the games, not of the mean."""
 
     def __str__(self) -> str:
-        low_high = "" if self.interval_95 is None else f" [{', '.join(map(points, self.interval_95))}]"
+        low_high = "" if self.interval_95 is None else f" [{', '.join(map(score_text, self.interval_95))}]"
         return (
-            f"mean {points(self.mean)}, median {points(self.median)}, IQM {points(self.iqm)}{low_high}, "
-            f"max {points(self.max)} over {self.games} full game{'' if self.games == 1 else 's'}"
+            f"mean {score_text(self.mean)}, median {score_text(self.median)}, IQM {score_text(self.iqm)}{low_high}, "
+            f"max {score_text(self.max)} over {self.games} full game{'' if self.games == 1 else 's'}"
         )
 
 
@@ -122,8 +122,6 @@ class Estimate:
     """Of the seeds that have one."""
     runs: int
     """All seeds, also those without a value."""
-    is_range: bool = False
-    """Whether the spread is the seeds' own range: they are too few for an interval."""
 
     def times(self, factor: float) -> Estimate:
         """In another unit."""
@@ -133,10 +131,10 @@ class Estimate:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        between = " to " if self.is_range else ", "
-        around = f" [{points(self.low)}{between}{points(self.high)}]" if len(self.values) > 1 else ""
+        between = " to " if len(self.values) < FEWEST_FOR_BOOTSTRAP else ", "
+        around = f" [{score_text(self.low)}{between}{score_text(self.high)}]" if len(self.values) > 1 else ""
         told = "" if len(self.values) == self.runs else f", {len(self.values)} of {self.runs} runs"
-        return f"{points(self.centre)}{around}{told}"
+        return f"{score_text(self.centre)}{around}{told}"
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -144,10 +142,10 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     known = np.array([value for value in values if math.isfinite(value)])
     if not known.size:
         return None
-    centre, few = float(interquartile_mean(known)), known.size < FEWEST_FOR_BOOTSTRAP
+    centre = float(interquartile_mean(known))
     low, high = map(float, spread(known, interquartile_mean))
     low, high = min(low, centre), max(high, centre)  # (a + a + a) / 3 is not always a, and no bar may be negative
-    return Estimate(centre, low, high, tuple(known.tolist()), len(values), is_range=few)
+    return Estimate(centre, low, high, tuple(known.tolist()), len(values))
 
 
 # -- several games -----------------------------------------------------------------------------------------------------

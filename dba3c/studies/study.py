@@ -24,7 +24,7 @@ SWEEP = "sweep"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class StudyPoint:
     """One place of the grid."""
 
     name: str
@@ -40,10 +40,10 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class StudyRun:
     """One run of a study."""
 
-    point: Point
+    point: StudyPoint
     seed: int
     folder: Path
 
@@ -84,10 +84,10 @@ class Study:
 
     kind: str
     """Which figures are made of it: one of `STUDIES`, or `SWEEP`."""
-    points: tuple[Point, ...]
+    points: tuple[StudyPoint, ...]
     seeds: tuple[int, ...]
     x_name: str = ""
-    """Of `Point.x`."""
+    """Of `StudyPoint.x`."""
     search: Search | None = None
     """Of a sweep whose points are drawn: `points` are the trials that there are so far."""
 
@@ -97,11 +97,11 @@ class Study:
         if twice or not (names or self.search) or not self.seeds:
             raise UserError(f"a study needs points and seeds, each point once; twice: {sorted(twice) or 'none'}")
 
-    def runs(self, folder: str | Path, points: Sequence[Point] | None = None) -> Iterator[Run]:
+    def runs(self, folder: str | Path, points: Sequence[StudyPoint] | None = None) -> Iterator[StudyRun]:
         """All runs, or those of some points: first each with the first seed, so that a first picture is there early."""
         for seed in self.seeds:
             for point in self.points if points is None else points:
-                yield Run(point=point, seed=seed, folder=Path(folder) / point.name / f"seed-{seed}")
+                yield StudyRun(point=point, seed=seed, folder=Path(folder) / point.name / f"seed-{seed}")
 
     def joined_with(self, folder: str | Path) -> Study:
         """The study with what is declared of it in a folder already. Raises UserError where another one is."""
@@ -173,12 +173,12 @@ def load(folder: str | Path) -> Study:
         raise UserError(f"{path} does not declare a study ({type(error).__name__}: {error})") from error
 
 
-def save_trial(point: Point, folder: str | Path) -> bool:
+def save_trial(point: StudyPoint, folder: str | Path) -> bool:
     """Adds a point to the search that is declared in a folder; False: another process has added one of its name."""
     return _write(Path(folder) / point.name / POINT_FILE, asdict(point), once=True)
 
 
-def saved_trial(name: str, folder: str | Path) -> Point | None:
+def saved_trial(name: str, folder: str | Path) -> StudyPoint | None:
     """What `save_trial` has added, None where nobody has. Raises UserError: it cannot be read."""
     path = Path(folder) / name / POINT_FILE
     try:
@@ -199,14 +199,14 @@ def _write(path: Path, tree: dict[str, Any], once: bool = False) -> bool:
     return True
 
 
-def _point(tree: dict[str, Any]) -> Point:
+def _point(tree: dict[str, Any]) -> StudyPoint:
     words, cluster_words = (tuple(map(str, tree.pop(name, ()))) for name in ("words", "cluster_words"))
     x, nodes = tree.pop("x", 0.0), tree.pop("nodes", 1)
     if not isinstance(tree["name"], str) or not isinstance(x, (int, float)) or not isinstance(nodes, int):
         raise TypeError(f"of point {tree['name']!r}, x or nodes is no number")
     if tree["name"] != Path(tree["name"]).name or tree["name"] in ("", "..") or "\0" in tree["name"]:
         raise ValueError(f"point {tree['name']!r} is named like no folder of it")
-    return Point(words=words, x=x, nodes=nodes, cluster_words=cluster_words, **tree)
+    return StudyPoint(words=words, x=x, nodes=nodes, cluster_words=cluster_words, **tree)
 
 
 # -- the built-in studies: what DBA3C's paper showed (arXiv 1801.02852), and what it left open -------------------------
@@ -243,32 +243,32 @@ class Shape:
     """How many seeds; 0: the study's own number."""
 
 
-def _servers_point(name: str, x: int, shape: Shape, backup: int = 0) -> Point:
+def _servers_point(name: str, x: int, shape: Shape, backup: int = 0) -> StudyPoint:
     """Synchronous servers: dedicated ones, a node each on a cluster."""
     extra = ("--servers", str(shape.servers), "--backup-workers", str(backup))
     here = (shape.env, "--exchange", "servers", "--workers", str(shape.workers), *extra)
     there = (shape.env, "--exchange", "servers", *extra)
-    return Point(name=name, x=x, words=here, nodes=shape.workers + shape.servers, cluster_words=there)
+    return StudyPoint(name=name, x=x, words=here, nodes=shape.workers + shape.servers, cluster_words=there)
 
 
-def scaling(shape: Shape) -> list[Point]:
+def scaling(shape: Shape) -> list[StudyPoint]:
     """Time to the stop score and data points/s against the number of workers."""
     tried = shape.values or (1, 2, 4, 8, 16, 32, 64)
     return [_servers_point(f"workers-{n}", n, replace(shape, workers=n, servers=min(n, MOST_SERVERS))) for n in tried]
 
 
-def parameter_servers(shape: Shape) -> list[Point]:
+def parameter_servers(shape: Shape) -> list[StudyPoint]:
     """Data points/s against the number of servers."""
     return [_servers_point(f"servers-{k}", k, replace(shape, servers=k)) for k in shape.values or (1, 2, 4, 8)]
 
 
-def stragglers(shape: Shape) -> list[Point]:
+def stragglers(shape: Shape) -> list[StudyPoint]:
     """Data points/s against the number of backup workers, all workers counted."""
     tried = shape.values or tuple(b for b in (0, 1, 2, 4) if b < shape.workers)
     return [_servers_point(f"backup-{b}", b, shape, backup=b) for b in tried]
 
 
-def learning_curves(shape: Shape) -> list[Point]:
+def learning_curves(shape: Shape) -> list[StudyPoint]:
     """The live mean score of ten experiments."""
     return [_servers_point("learning", 0, shape)]
 
@@ -278,7 +278,7 @@ NETWORK_SIZES = ("small", "nature", "resnet")
 _ENVIRONMENTS, _UNROLL = 32, 5
 
 
-def architectures(shape: Shape) -> list[Point]:
+def architectures(shape: Shape) -> list[StudyPoint]:
     """The same agent trained in four ways: sync servers, sync all-reduce, async servers, central inference.
 
     For each size of network the same environments in the same number, unrolls of one length, and (but for async, where
@@ -295,25 +295,25 @@ def architectures(shape: Shape) -> list[Point]:
         "async-servers": ("--exchange async ", workers, servers + of_workers, n + k),
         "central": (central, f" --actors {n}", "", n + 1),
     }
-    points: list[Point] = []
+    points: list[StudyPoint] = []
     for network in NETWORK_SIZES:
         for name, (first, on_this_machine, last, nodes) in made.items():
             here, there = (
                 (shape.env, "--network", network, *said.split())
                 for said in (first + on_this_machine + last, first + last)
             )
-            point = Point(name=f"{name}-{network}", x=len(points), words=here, nodes=nodes, cluster_words=there)
+            point = StudyPoint(name=f"{name}-{network}", x=len(points), words=here, nodes=nodes, cluster_words=there)
             points.append(point)
     return points
 
 
-def games(shape: Shape) -> list[Point]:
+def games(shape: Shape) -> list[StudyPoint]:
     """DBA3C's six games and Pong, with its scores beside ours."""
     named = {game.removeprefix("ALE/").removesuffix("-v5"): game for game in DBA3C_SCORES}
     return [_servers_point(name, x, replace(shape, env=game)) for x, (name, game) in enumerate(named.items())]
 
 
-STUDIES: dict[str, tuple[Callable[[Shape], list[Point]], str, int]] = {
+STUDIES: dict[str, tuple[Callable[[Shape], list[StudyPoint]], str, int]] = {
     "scaling": (scaling, "workers", 3),
     "parameter_servers": (parameter_servers, "parameter servers", 3),
     "stragglers": (stragglers, "backup workers", 3),
@@ -321,7 +321,7 @@ STUDIES: dict[str, tuple[Callable[[Shape], list[Point]], str, int]] = {
     "architectures": (architectures, "", 3),
     "games": (games, "", 3),
 }
-"""Of each its points, what `Point.x` is of them, and how many seeds it has of its own."""
+"""Of each its points, what `StudyPoint.x` is of them, and how many seeds it has of its own."""
 
 
 def _refuse_unread(name: str, shape: Shape) -> None:

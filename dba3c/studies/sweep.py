@@ -22,7 +22,7 @@ from dba3c.errors import UserError
 from dba3c.studies.curve import NothingRecorded, load_curve
 from dba3c.studies.figures import PALETTE, new_figure, plain, save, spread_names
 from dba3c.studies.results import PointResult, StudyResults, best_mean_score
-from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial, saved_trial
+from dba3c.studies.study import SWEEP, Search, Study, StudyPoint, StudyRun, save_trial, saved_trial
 
 RANGE = re.compile(r"(?P<low>[^.].*?)\.\.(?P<high>.+)")
 """1e-5..1e-2: what a search draws a number from."""
@@ -36,11 +36,11 @@ _LETTERS_WITH_ROOM, _LETTER_IN = 50, 0.06
 """Of a point's label; it grows wider for longer ones."""
 
 
-def point_of(words: Sequence[str], values: Sequence[tuple[str, str]], x: float, name: str = "") -> Point:
+def point_of(words: Sequence[str], values: Sequence[tuple[str, str]], x: float, name: str = "") -> StudyPoint:
     """The point with these values of options (name, value), named after them where it gets no name."""
     said = [word for option, value in values for word in (f"--{option}", value)]
     parts = [f"{option}-{re.sub(r'[^A-Za-z0-9.+=,-]+', '_', value)}" for option, value in values]
-    return Point(name=name or ",".join(parts), words=(*words, *said), x=x)
+    return StudyPoint(name=name or ",".join(parts), words=(*words, *said), x=x)
 
 
 def grid(words: Sequence[str], axes: Sequence[tuple[str, ...]], seeds: int) -> Study:
@@ -100,12 +100,12 @@ def _takes_whole_numbers(name: str) -> bool:
         return False
 
 
-def words_of(point: Point, words: Sequence[str]) -> str:
+def words_of(point: StudyPoint, words: Sequence[str]) -> str:
     """What a point has beyond the words that all have: "learning-rate 1e-3, entropy-cost 0.01"."""
     return " ".join(point.words[len(words) :]).removeprefix("--").replace(" --", ", ")
 
 
-def common_words(points: Sequence[Point]) -> tuple[str, ...]:
+def common_words(points: Sequence[StudyPoint]) -> tuple[str, ...]:
     """What all points begin with, up to the options that vary."""
     if len(points) < 2:
         return ()
@@ -128,7 +128,7 @@ class OptunaSearch:
         backend = self._optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL_FILE))
         self._storage = self._optuna.storages.JournalStorage(backend)
 
-    def point(self, number: int) -> Point:
+    def point(self, number: int) -> StudyPoint:
         """Trial `number` (from 0): as it was drawn before, or drawn now."""
         name = f"trial-{number:03d}"
         if (known := saved_trial(name, self._folder)) is not None:  # asked of the folder: others draw trials, too
@@ -144,7 +144,7 @@ class OptunaSearch:
         trials.tell(trial.number, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
         return self.point(number)  # another process was first
 
-    def tell(self, number: int, runs: list[Run]) -> float | None:
+    def tell(self, number: int, runs: list[StudyRun]) -> float | None:
         """Say how good trial `number` was: the mean over its seeds of the best mean score; None, and that it failed,
         where one has none. Raises UserError: one cannot be read, which says nothing of it; nothing is told."""
         try:

@@ -66,8 +66,8 @@ class Collector:
             self.observation = transition.observation
             self.state = reset_state(output.state, torch.from_numpy(transition.first))
         device = self.agent.device
-        with sections("inference"):
-            bootstrap_value = self.agent.value(self.observation, self.state)
+        with sections("inference"), torch.no_grad():
+            bootstrap_value = self.agent.forward(self.observation, self.state).value
         return Rollout(
             policy_logits=torch.stack([output.policy_logits for output in outputs]),
             values=torch.stack([output.value for output in outputs]),

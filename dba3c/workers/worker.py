@@ -104,9 +104,10 @@ def run_worker(
 
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
+        EnvironmentFailed: an environment broke too often.
+        UserError: an algorithm gave no gradient of a rollout, or told of a metric that the registry does not have.
     """
     gradients = gradients_of(config.algorithm, agent, environments.num_envs, lane.total)
-    random = RolloutRandomness(config.run.seed, rank, incarnation, lane.index)
     sections, recorder, relus = Sections(), GradientRecorder(metrics, counts=lane.index == 0), ActiveRelus()
 
     def pull() -> Pull:
@@ -121,7 +122,8 @@ def run_worker(
         collector = Collector(environments, agent, config.algorithm.rollout_length, gradients.keeps_observations)
         while True:
             pulled = pull()
-            step, generator = pulled.step, random.at(pulled.step)
+            step = pulled.step
+            generator = rollout_generator(config.run.seed, rank, incarnation, lane.index, step)
             with relus.watch():
                 rollout = collector.collect(generator, sections)
             recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
@@ -152,17 +154,11 @@ def run_worker(
         recorder.finish()
 
 
-class RolloutRandomness:
-    """Action randomness as a function of (run seed, worker, incarnation, lane, step): nothing of it has to be saved."""
-
-    def __init__(self, seed: int, rank: int, incarnation: int, lane: int = 0) -> None:
-        self._identity = (seed, rank, incarnation, *([lane] if lane else []))
-        self._generator = torch.Generator()
-
-    def at(self, step: int) -> torch.Generator:
-        """The generator for the rollout computed on the parameters of ``step``."""
-        words = np.random.SeedSequence([*self._identity, step]).generate_state(2)
-        return self._generator.manual_seed(int(words[0]) << 31 ^ int(words[1]))
+def rollout_generator(seed: int, rank: int, incarnation: int, lane: int, step: int) -> torch.Generator:
+    """Chooses the actions of the rollout on the parameters of ``step``: a function of these numbers (``seed`` is the
+    run's), of which nothing has to be saved."""
+    words = np.random.SeedSequence([seed, rank, incarnation, *([lane] if lane else []), step]).generate_state(2)
+    return torch.Generator().manual_seed(int(words[0]) << 31 ^ int(words[1]))
 
 
 def _play_a_little(config: EnvironmentConfig) -> None:

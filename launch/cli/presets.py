@@ -38,13 +38,13 @@ MUJOCO = (
 """Gymnasium's own, of any version."""
 
 
-def breakout(env_id: str, cores: int) -> TrainConfig:
+def breakout(env_id: str, workers: int) -> TrainConfig:
     """Atari tuned for one machine: the 5-step actor-critic, the small network, no sticky actions.
 
     On two cores 32 environments, which all workers share: updates of 160 samples. With more lanes see
     `environments_for` and `dba3c.resuming.rate_for`.
     """
-    exchange = local_servers(cores)
+    exchange = local_servers(workers)
     environment = EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 32 // exchange.gradients_per_step))
     return TrainConfig(
         environment=replace(with_protocol(environment, "v4-no-sticky"), episodic_life=True),
@@ -57,31 +57,31 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
     )
 
 
-def atari(env_id: str, cores: int) -> TrainConfig:
+def atari(env_id: str, workers: int) -> TrainConfig:
     """Any Atari game on one machine: `breakout` with normalised images (results/recipes, results/games)."""
-    config = breakout(env_id, cores)
+    config = breakout(env_id, workers)
     return replace(config, environment=replace(config.environment, normalize_observations=True))
 
 
-def breakout_cluster(env_id: str, cores: int) -> TrainConfig:
+def breakout_cluster(env_id: str, workers: int) -> TrainConfig:
     """Atari tuned for many cores: `breakout` with updates of 3,600 samples.
 
     720 environments, one for each core of 60 nodes, are shared by all workers, however many there are. So more nodes
     are quicker at the same updates (results/batch_size).
     """
-    config = breakout(env_id, cores)
+    config = breakout(env_id, workers)
     envs = max(1, CLUSTER_ENVIRONMENTS // config.exchange.gradients_per_step)
     return replace(config, environment=replace(config.environment, envs_per_worker=envs))
 
 
-def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
+def dba3c_paper(env_id: str, workers: int) -> TrainConfig:
     """The recipe of 2017 (arXiv 1801.02852): RGB, 5-step returns, Adam 1e-3, β 0.8 and 0.75, clipping by each tensor's
     average norm, entropy 0.01, the DBA3C network, sticky actions and random frame skip, 60 of 65 workers' gradients.
 
     But for the batch: a worker's was 32 samples out of a queue that 10 simulators filled, so 1,920 made an update. Here
     it is one rollout, 5 steps of 6 environments: 30 samples, 1,800 in an update.
     """
-    del cores  # the paper's shape; --workers, --servers and --backup-workers change it
+    del workers  # the paper's shape; --workers, --servers and --backup-workers change it
     return TrainConfig(
         environment=with_protocol(EnvironmentConfig(env_id=env_id, envs_per_worker=6), "2017"),
         network=NetworkConfig(network="dba3c"),
@@ -100,10 +100,10 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
     )
 
 
-def classic(env_id: str, cores: int) -> TrainConfig:
+def classic(env_id: str, workers: int) -> TrainConfig:
     """Small problems (CartPole, LunarLander, your own): 8-step rollouts, Adam, the MLP, or the small network where
     observations are images."""
-    exchange = local_servers(cores)
+    exchange = local_servers(workers)
     return TrainConfig(
         environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(2, 16 // exchange.gradients_per_step)),
         network=NetworkConfig(network="auto"),
@@ -115,7 +115,7 @@ def classic(env_id: str, cores: int) -> TrainConfig:
     )
 
 
-def football(env_id: str, cores: int) -> TrainConfig:
+def football(env_id: str, workers: int) -> TrainConfig:
     """PPO on 115 numbers with checkpoint rewards: small updates (64 steps of 8 environments a worker, 4 epochs).
 
     γ 0.993 and the entropy cost are those of the environment's authors (arXiv 1907.11180). For the map add
@@ -133,26 +133,26 @@ def football(env_id: str, cores: int) -> TrainConfig:
             algorithm="ppo", rollout_length=64, discount=0.993, trace_lambda=0.95, entropy_cost="0.003"
         ),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="5e-4", epsilon=1e-5, clip_norm=0.5),
-        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
     )
 
 
-def vizdoom(env_id: str, cores: int) -> TrainConfig:
+def vizdoom(env_id: str, workers: int) -> TrainConfig:
     """The actor-critic with an LSTM behind the small network: 10-step rollouts of 16 environments, rewards / 100.
 
     γ 0.97: a game of `basic` is won in ten or twenty steps, and waiting costs. Learning rate: at 1e-3, which the small
     network without memory likes, the LSTM had not learned `basic` in 785 k steps; at 3e-4 it takes 160 k.
     """
     return TrainConfig(
-        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // max(1, cores)), reward_scale=0.01),
+        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // max(1, workers)), reward_scale=0.01),
         network=NetworkConfig(network="small_lstm", precision=_quicker_precision()),
         algorithm=AlgorithmConfig(rollout_length=10, discount=0.97, trace_lambda=0.95, entropy_cost="0.005"),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-5, clip_norm=0.5),
-        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
     )
 
 
-def mujoco(env_id: str, cores: int) -> TrainConfig:
+def mujoco(env_id: str, workers: int) -> TrainConfig:
     """PPO with a Gaussian policy and normalised observations (arXiv 1707.06347, table 3): 10 epochs of minibatches of
     64, clip 0.2, λ 0.95, Adam 3e-4, which falls to 1e-5 here.
 
@@ -171,11 +171,11 @@ def mujoco(env_id: str, cores: int) -> TrainConfig:
             ppo_minibatches=32,
         ),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="linear:3e-4->1e-5@1e6", epsilon=1e-5, clip_norm=0.5),
-        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
     )
 
 
-def impala(env_id: str, cores: int) -> TrainConfig:
+def impala(env_id: str, workers: int) -> TrainConfig:
     """V-trace with SEED's settings (arXiv 1910.06591): 32 unrolls of 20 (short games), γ 0.99, baseline cost 0.5,
     entropy cost 0.00025, Adam 4.8e-4 with β1 0 and ε 3.125e-7; its residual network, without the LSTM."""
     environment, image = _environment(env_id)
@@ -187,11 +187,11 @@ def impala(env_id: str, cores: int) -> TrainConfig:
             optimizer="adam", learning_rate="4.8e-4", beta1=0.0, epsilon=3.125e-7, clip_rule="none"
         ),
         exchange=ONE_LEARNER,
-        central=CentralConfig(mode="central", actors=cores, unroll_length=20, batch_unrolls=32),
+        central=CentralConfig(mode="central", actors=workers, unroll_length=20, batch_unrolls=32),
     )
 
 
-def r2d2(env_id: str, cores: int) -> TrainConfig:
+def r2d2(env_id: str, workers: int) -> TrainConfig:
     """R2D2 with SEED's settings (arXiv 1910.06591): 64 sequences of 40 + 100 steps, γ 0.997, 5-step returns, replay
     ratio 1.5, Adam 4.8e-4 with ε 1e-3, gradients clipped at a norm of 40.
 
@@ -206,24 +206,24 @@ def r2d2(env_id: str, cores: int) -> TrainConfig:
         algorithm=AlgorithmConfig(algorithm="r2d2", discount=0.997),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="4.8e-4", epsilon=1e-3, clip_norm=40.0),
         exchange=ONE_LEARNER,
-        central=CentralConfig(mode="central", actors=cores, unroll_length=100),
+        central=CentralConfig(mode="central", actors=workers, unroll_length=100),
         replay=ReplayConfig(replay_capacity=200_000, replay_start=20_000),
     )
 
 
-def sac(env_id: str, cores: int) -> TrainConfig:
+def sac(env_id: str, workers: int) -> TrainConfig:
     """SAC (arXiv 1812.05905): batch 256, a million transitions, τ 0.005, one gradient per agent step."""
     return TrainConfig(
         environment=EnvironmentConfig(env_id=env_id),
         algorithm=AlgorithmConfig(algorithm="sac", discount=0.99),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-8, clip_rule="none"),
         exchange=ONE_LEARNER,
-        central=CentralConfig(mode="central", actors=cores, envs_per_actor=4, unroll_length=5),
+        central=CentralConfig(mode="central", actors=workers, envs_per_actor=4, unroll_length=5),
         replay=ReplayConfig(replay_batch=256, replay_ratio=256.0),
     )
 
 
-def ppo(env_id: str, cores: int) -> TrainConfig:
+def ppo(env_id: str, workers: int) -> TrainConfig:
     """PPO as its paper plays Atari (arXiv 1707.06347, table 5): 128 steps of 8 environments, 3 epochs of 4 minibatches,
     λ 0.95, value coefficient 1, entropy 0.01, ε from 0.1 and the learning rate from 2.5e-4 to 0 in 10 M data points,
     where the run ends.
@@ -247,7 +247,7 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
         optimizer=OptimizerConfig(
             optimizer="adam", learning_rate=f"linear:2.5e-4->0@{PPO_DATA_POINTS}", epsilon=1e-5, clip_norm=0.5
         ),
-        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
         run=RunConfig(total_frames=round(PPO_DATA_POINTS * environment.frames_per_step)),
     )
 
@@ -273,8 +273,8 @@ def in_one_worker(config: TrainConfig) -> TrainConfig:
     return replace(config, exchange=replace(config.exchange, exchange="local", num_servers=1))
 
 
-def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
-    """The same agent on the same environments with central inference: an actor per core, one learner, V-trace.
+def with_central_inference(config: TrainConfig, actors: int) -> TrainConfig:
+    """The same agent on the same environments with central inference: so many actors, one learner, V-trace.
 
     The learner answers in one thread and learns in another, and on a small machine lives on what the actors leave.
     """
@@ -287,17 +287,17 @@ def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
         exchange=replace(config.exchange, exchange="local", num_workers=1, num_gradients=None, num_backup_workers=None),
         central=CentralConfig(
             mode="central",
-            actors=cores,
-            envs_per_actor=max(2, envs // cores // 2 * 2),
+            actors=actors,
+            envs_per_actor=max(2, envs // actors // 2 * 2),
             batch_unrolls=16,
         ),
     )
 
 
-def local_servers(cores: int) -> ExchangeConfig:
-    """A worker per core, 2 servers, and backup workers where there are enough workers to spare."""
-    backup = cores // 12 + 1 if cores >= SMALL_CLUSTER_WORKERS else 0
-    return ExchangeConfig(exchange="servers", num_workers=cores, num_servers=2, num_backup_workers=backup)
+def local_servers(workers: int) -> ExchangeConfig:
+    """So many workers, 2 servers, and backup workers where there are enough workers to spare."""
+    backup = workers // 12 + 1 if workers >= SMALL_CLUSTER_WORKERS else 0
+    return ExchangeConfig(exchange="servers", num_workers=workers, num_servers=2, num_backup_workers=backup)
 
 
 def _quicker_precision() -> Literal["float32", "bfloat16"]:
@@ -330,7 +330,7 @@ PRESETS: dict[str, tuple[Callable[[str, int], TrainConfig], str]] = {
 """Each with the environment it is for when none is named."""
 
 
-def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
+def preset(name: str | None, env_id: str | None, workers: int) -> TrainConfig:
     """The named preset for an environment; without a name the one that fits it, without an environment its own.
 
     Raises:
@@ -349,7 +349,7 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
         fits = fitting_preset(env_id)
         raise UserError(f"the preset {name} is for {what}, and {env_id} is none: --preset {fits} fits it")
     try:
-        config = made(env_id, cores)
+        config = made(env_id, workers)
     except ConfigError as error:  # no worker, say
         raise UserError(str(error)) from None
     return replace(config, run=replace(config.run, stop_score=stop_score(env_id)))

@@ -14,7 +14,7 @@ import tyro
 
 from dba3c.errors import UserError, did_you_mean
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.study import Point, Run, Shape, Study, build, load
+from dba3c.studies.study import Shape, Study, StudyPoint, StudyRun, build, load
 from launch.cli.options import parse, parse_train, refuse_given
 from launch.cli.sbatch import SlurmShape, job_text, refuse_short, request_lines
 from launch.cluster.launchers import ALONE_IN_ITS_STEP, is_typed_in_its_shell
@@ -130,7 +130,7 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
     return run_all(runs)
 
 
-def check_points(points: Sequence[Point]) -> None:
+def check_points(points: Sequence[StudyPoint]) -> None:
     """Every point's options are refused now, not after hours."""
     for point in points:
         try:
@@ -139,7 +139,7 @@ def check_points(points: Sequence[Point]) -> None:
             raise UserError(f"point {point.name} ({shlex.join(point.words)}): {error}") from error
 
 
-def run_task(run: Run) -> int:
+def run_task(run: StudyRun) -> int:
     """One task of the job array: this process becomes the Slurm job of that run.
 
     128 + n when signal n came, unless the job goes on in a next life: nothing more is to be started in this one.
@@ -159,7 +159,7 @@ def run_task(run: Run) -> int:
     return 128 + heard[0] if heard else code or unfinished([run])
 
 
-def was_requeued(run: Run) -> bool:
+def was_requeued(run: StudyRun) -> bool:
     """Whether its life has ended for the time limit of its Slurm job, whose next life goes on with it."""
     try:
         ended = RunFolder.open(run.folder).life().get("ended")
@@ -168,7 +168,7 @@ def was_requeued(run: Run) -> bool:
     return ended is None or slurm_job.WARNING in str(ended.get("reason"))
 
 
-def unfinished(runs: Sequence[Run], of: int = 1) -> int:
+def unfinished(runs: Sequence[StudyRun], of: int = 1) -> int:
     """1, and a line, where any of these runs, which nothing went wrong with, has not come to its end; else 0."""
     names = [run.name for run in runs if run.state() != "finished"]
     if names:
@@ -233,13 +233,13 @@ def train(command: Sequence[str]) -> int:
     return 128 + stopped_by[0] if stopped_by else shell_code(code)
 
 
-def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) -> int:
+def run_all(runs: Sequence[StudyRun], train: Callable[[Sequence[str]], int] = train) -> int:
     """The runs that are not finished, one after the other; one that fails costs a line.
 
     Exit 1 when any did, or is not finished in the end: one that was asked to stop, or is live elsewhere.
     """
     failed, began_s, new = [], time.monotonic(), 0
-    others: list[Run] = []
+    others: list[StudyRun] = []
     for number, run in enumerate(runs, start=1):
         state, which = run.state(), f"[{number}/{len(runs)}] {run.name}"
         if state in ("finished", "live") or state.startswith("unreadable"):
@@ -265,7 +265,7 @@ def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) 
     return unfinished(others, len(runs)) or (1 if failed else 0)
 
 
-def train_command(run: Run, resume: bool) -> list[str]:
+def train_command(run: StudyRun, resume: bool) -> list[str]:
     """What trains one run of a study on this machine."""
     command = [*running_module("launch"), "train", *run.point.words, "--seed", str(run.seed)]
     return [*command, "--run-dir", str(run.folder), *(["--resume"] if resume else [])]

@@ -14,8 +14,8 @@ from dba3c.errors import UserError
 from dba3c.runs.files import is_there
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.statistics import points
-from dba3c.studies.study import MOST_RUNS, STUDY_FILE, Run, Search, Study, load
+from dba3c.studies.statistics import score_text
+from dba3c.studies.study import MOST_RUNS, STUDY_FILE, Search, Study, StudyRun, load
 from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
 from launch.cli.options import parse, parse_train
 from launch.cli.study import (
@@ -202,7 +202,7 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         else:
             try:
                 score = drawn.tell(number, runs)
-                said = "no score" if score is None else f"best mean score {points(score)}"
+                said = "no score" if score is None else f"best mean score {score_text(score)}"
             except UserError as error:
                 said = f"{error}; the same command goes on with it"
                 failed += 1
@@ -210,7 +210,7 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
     return 1 if failed else 0
 
 
-def run_tasks(runs: Sequence[Run]) -> int:
+def run_tasks(runs: Sequence[StudyRun]) -> int:
     """All seeds of one trial, also after one that failed, but not after a stop signal or the end of a job's time."""
     failed = 0
     for run in runs:

@@ -170,7 +170,7 @@ def test_a_film_replaces_no_other_one_and_leaves_no_gif_of_other_parameters_besi
     assert dba3c.record(run.path, actions="greedy")[0] == run.videos / "step-10-greedy.mp4"
     assert dba3c.record(run.path, actions="greedy", seed_index=2)[0] == run.videos / "step-10-greedy-2.mp4"
     assert dba3c.record(run.path)[0] == of_the_recorder and gif.exists()
-    parameters = games.open_policy(run.path, None, print)[1].parameters
+    parameters = games.open_parameters(run.path, None, print)[1].parameters
     shutil.rmtree(run.checkpoints)  # a damaged one: the run went back, and made its step anew
     run.checkpoints.mkdir()
     write_checkpoint(run, CARTPOLE, step=10, parameters=torch.zeros_like(parameters))

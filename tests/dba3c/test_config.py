@@ -21,7 +21,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_survives_json_exactly(name: str) -> None:
-    config = preset(name, None, cores=2)
+    config = preset(name, None, workers=2)
     assert TrainConfig.from_json(config.to_json()) == config
 
 
@@ -102,12 +102,12 @@ def test_replacing_an_option_finds_its_group_and_refuses_strangers() -> None:
 
 def test_unknown_presets_are_refused() -> None:
     with pytest.raises(UserError, match="breakout"):
-        preset("brakout", "ALE/Breakout-v5", cores=2)
+        preset("brakout", "ALE/Breakout-v5", workers=2)
 
 
 def test_a_worker_per_core_and_a_backup_worker_where_there_are_enough() -> None:
-    assert preset("breakout", "ALE/Breakout-v5", cores=2).exchange.backup_workers == 0
-    assert preset("breakout", "ALE/Breakout-v5", cores=24).exchange.backup_workers == 3
+    assert preset("breakout", "ALE/Breakout-v5", workers=2).exchange.backup_workers == 0
+    assert preset("breakout", "ALE/Breakout-v5", workers=24).exchange.backup_workers == 3
 
 
 def test_an_environment_that_hangs_is_given_up_before_its_worker_is() -> None:

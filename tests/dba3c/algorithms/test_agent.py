@@ -118,7 +118,7 @@ def test_loading_flat_parameters_changes_what_the_agent_computes() -> None:
     reference, _ = make_agent(seed=1)
     observation = np.ones((B, 5), np.float32)
     agent.load(other)
-    assert torch.equal(agent.value(observation, ()), reference.value(observation, ()))
+    assert torch.equal(agent.forward(observation, ()).value, reference.forward(observation, ()).value)
 
 
 def test_the_same_generator_seed_gives_the_same_actions() -> None:

@@ -14,7 +14,7 @@ from dba3c.central.actor import ActorGroup
 from dba3c.central.inference_thread import Serving
 from dba3c.central.service import InferenceReport
 from dba3c.central.unrolls import GroupKey, UnrollStore
-from dba3c.central.wire import first_of, group_shape
+from dba3c.central.wire import WHOLE, group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode, worker_seed
@@ -49,14 +49,15 @@ class InProcessService:
             with sections("serving"):
                 unroll = self.store.of(key)
                 unroll.place(len(group.message))[:] = group.message
-                self.states[key] = reset_state(self.states[key], torch.from_numpy(first_of(unroll.flags[unroll.time])))
+                first = torch.from_numpy(unroll.flags[unroll.time] & WHOLE != 0)
+                self.states[key] = reset_state(self.states[key], first)
                 self.episodes += self.store.arrived(key, len(group.message), self.states[key])
             with sections("inference"):
                 unroll = self.store.of(key)
                 observation = np.empty((size, *self.store.shape.observation_shape), self.store.shape.dtype)
                 unroll.observation_into(observation)
                 numbers = np.arange(number * size, (number + 1) * size)
-                decision = self.policy.act(Asked(observation, self.states[key], unroll.reward, numbers))
+                decision = self.policy.act(Asked(observation, self.states[key], unroll.rewards[unroll.time], numbers))
                 unroll.answer(decision.actions, decision.log_probs, self.policy.version)
                 self.states[key] = decision.state
             with sections("waiting"):

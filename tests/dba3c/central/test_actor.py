@@ -127,7 +127,7 @@ def test_games_that_ended_with_an_unanswered_step_are_told_of_again_in_the_next_
     def told() -> list[Episode]:
         message, shape = np.frombuffer(group.message, np.uint8), group.shape
         (fixed,) = message[: shape.fixed_bytes].view(shape.fixed)
-        return unpack_extras(shape, message, fixed["flags"]).episodes
+        return unpack_extras(shape, message, fixed["flags"])[2]
 
     while not (ended := group.step().episodes):
         assert group.steps < 500

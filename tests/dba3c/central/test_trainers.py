@@ -19,7 +19,7 @@ from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central.unrolls import GroupKey, UnrollStore, observations_of, side_by_side
 from dba3c.central.vtrace import policy_lag, rollout_of
-from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of, pack_step
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
@@ -57,7 +57,7 @@ def test_while_the_weights_are_those_that_acted_replaying_gives_the_probabilitie
         acted = torch.from_numpy(side_by_side(unroll.log_probs for unroll in unrolls))
         torch.testing.assert_close(log_probs.detach(), acted, rtol=1e-4, atol=1e-5)
         flags = side_by_side(unroll.flags[1:] for unroll in unrolls)
-        resets += int((first_of(flags) & (flags & VALID == 0)).sum())  # steps that led to a first observation
+        resets += int(((flags & WHOLE != 0) & (flags & VALID == 0)).sum())  # steps that led to a first observation
     assert resets > 0
     serving.close(None)
 

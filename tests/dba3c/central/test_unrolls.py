@@ -8,7 +8,7 @@ import torch
 
 from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.central.actor import ActorGroup
-from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, observations_of, side_by_side
+from dba3c.central.unrolls import GroupKey, GroupUnroll, UnrollStore, observations_of, side_by_side
 from dba3c.central.wire import VALID, GroupShape, pack_step
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
@@ -134,7 +134,7 @@ def test_an_oversized_observation_is_refused_before_it_is_received() -> None:
 
 def test_a_row_keeps_the_fixed_part_of_a_message_and_yet_the_last_one_may_be_as_long_as_any() -> None:
     shape = GroupShape(2, 4, (4, 3, 3), "uint8", (), "int64")
-    unroll = Unroll(shape, T, A, ())
+    unroll = GroupUnroll(shape, T, A, ())
     rows = unroll.history + T + 1
     assert unroll.frames.frames.strides[0] == shape.fixed_bytes < shape.most_bytes / 3
     message, ends = np.zeros(shape.most_bytes, np.uint8), np.zeros((3, 2), bool)

@@ -35,10 +35,10 @@ def test_a_step_comes_out_as_it_went_in() -> None:
     assert fixed["flags"].tolist() == [VALID | WHOLE, VALID, VALID | WHOLE]
     assert fixed["reward"].tolist() == [1.0, -2.0, 0.5]
     assert np.array_equal(fixed["frames"], observation[:, 1:])
-    extras = unpack_extras(IMAGES, message, fixed["flags"])
-    assert extras.episodes == episodes
-    assert extras.whole.tolist() == [0, 2]
-    assert np.array_equal(extras.older[:, 0], observation[[0, 2], :1])
+    whole, older, ended = unpack_extras(IMAGES, message, fixed["flags"])
+    assert ended == episodes
+    assert whole.tolist() == [0, 2]
+    assert np.array_equal(older[:, 0], observation[[0, 2], :1])
 
 
 def test_a_step_in_which_nothing_began_sends_the_newest_frame_only() -> None:

@@ -24,7 +24,7 @@ from dba3c.environments.spaces import MixedSpace, NormalizedImage
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.roles import RunProcess
-from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.checkpoints import find_parameters
 from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import worker
@@ -145,7 +145,7 @@ def test_statistics_of_another_size_and_observations_of_several_parts_are_refuse
 
 def config_of(**options: object) -> TrainConfig:
     return replace_options(
-        preset("classic", "Pendulum-v1", cores=1),
+        preset("classic", "Pendulum-v1", workers=1),
         normalize_observations=True,
         exchange="local",
         num_workers=1,
@@ -199,7 +199,7 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
 ) -> None:
     folder = train(tmp_path / "run", config_of(total_frames=16 * 8 * 25))
     step = min(checkpoint_steps(folder.checkpoints))  # on a busy machine one that is due is left out
-    policy = find_policy(folder.checkpoints, step, on_skip=print)
+    policy = find_parameters(folder.checkpoints, step, on_skip=print)
     at_checkpoint = json.loads((folder.path / "observations" / "worker-0.json").read_text())[str(step)]
     assert policy.observation_statistics is not None
     assert policy.observation_statistics | {"life": 0} == at_checkpoint | {"step": step}

@@ -119,7 +119,7 @@ def test_an_unknown_scenario_names_the_close_ones():
 def test_the_preset_trains_the_network_with_memory_on_real_games(tmp_path):
     """How well it learns is in results/algorithms: here a few real updates, with games that end within them."""
     config = replace_options(
-        preset("vizdoom", "vizdoom/basic", cores=1),
+        preset("vizdoom", "vizdoom/basic", workers=1),
         exchange="local",
         num_workers=1,
         envs_per_worker=4,

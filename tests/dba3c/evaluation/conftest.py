@@ -6,7 +6,7 @@ import pytest
 
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.runs.checkpoints import load_policy
+from dba3c.runs.checkpoints import load_parameters
 
 CARTPOLE = replace_options(
     TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp")),
@@ -18,7 +18,7 @@ CARTPOLE = replace_options(
 def cartpole(make_run, write_checkpoint):
     """A live run, and its first checkpoint."""
     run = make_run(CARTPOLE)
-    return run, load_policy(write_checkpoint(run, CARTPOLE, step=10))
+    return run, load_parameters(write_checkpoint(run, CARTPOLE, step=10))
 
 
 def records(run, kind, rank=0):

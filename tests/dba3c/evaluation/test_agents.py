@@ -22,7 +22,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation.agents import load
 from dba3c.evaluation.full_games import make_player
 from dba3c.networks import ActorCriticNetwork, build_network
-from dba3c.runs.checkpoints import load_policy
+from dba3c.runs.checkpoints import load_parameters
 from param_servers.config import ExchangeConfig
 
 ACT = R2d2Policy.act
@@ -57,7 +57,7 @@ def test_an_agent_that_remembers_acts_as_the_player_of_evaluated_games(trained):
     config = config_of("CartPole-v1", "mlp_lstm")
     folder = trained(config)
     agent, environments = load(folder), make_vector_environment(config.environment, 1, 0)
-    player = make_player(config, environments, load_policy(folder / "checkpoints" / "step-10"), "greedy", seed=0)
+    player = make_player(config, environments, load_parameters(folder / "checkpoints" / "step-10"), "greedy", seed=0)
     observations = np.random.default_rng(0).standard_normal((30, 3, 4)).astype(np.float32)
     state = player.initial_state(3)
     for batch in observations:
@@ -104,7 +104,7 @@ def test_an_agent_normalises_pixels_as_the_environments_of_evaluated_games_do(tr
         seen.step(np.full(2, action % 4))
     (folder / "observations").mkdir(exist_ok=True)
     (folder / "observations" / "worker-0.json").write_text(json.dumps({"10": seen.statistics.to_dict()}))
-    policy = load_policy(folder / "checkpoints" / "step-10")
+    policy = load_parameters(folder / "checkpoints" / "step-10")
     plain = replace(config.environment, normalize_observations=False)
     raw, normalized = (make_vector_environment(each, 2, 5, "evaluation") for each in (plain, config.environment))
     use_statistics(normalized, policy.observation_statistics, "step-10")
@@ -232,7 +232,7 @@ def test_what_was_trained_on_a_gpu_plays_where_there_is_none(trained, monkeypatc
     folder = trained(config)
     agent = load(folder)
     assert agent.act(np.zeros(4, np.float32)) in (0, 1)
-    policy = load_policy(folder / "checkpoints" / "step-10")
+    policy = load_parameters(folder / "checkpoints" / "step-10")
     environments = make_vector_environment(config.environment, 1, 0)
     make_player(config, environments, policy, "greedy", seed=0)
     with pytest.raises(UserError, match="use --device cpu"):  # who trains is told

@@ -13,7 +13,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.evaluation.full_games import GamesAbandoned, protocol_for, stream_seeds
-from dba3c.runs.checkpoints import load_policy
+from dba3c.runs.checkpoints import load_parameters
 from tests.dba3c.evaluation.conftest import CARTPOLE
 
 PAPER, NO_STICKY = (with_protocol(EnvironmentConfig(), name) for name in ("2017", "v4-no-sticky"))
@@ -37,12 +37,12 @@ def test_the_file_holds_what_a_score_must_be_quoted_with(cartpole):
     assert written["data_points"] == 1600 and written["seed"] == 0 and written["seed_index"] == 0
     assert written["parameters_sha256"] == policy.sha256 and len(written["config_sha256"]) == 64
     assert written["scores"] == evaluation.scores and written["summary"]["mean"] == sum(evaluation.scores) / 3
-    assert load_policy(run.checkpoints / "step-10").sha256 == policy.sha256  # the manifest's check still passes
+    assert load_parameters(run.checkpoints / "step-10").sha256 == policy.sha256  # the manifest's check still passes
 
 
 def test_breakout_is_played_in_full_games_with_unclipped_scores(make_run, write_checkpoint):
     run = make_run(BREAKOUT)
-    policy = load_policy(write_checkpoint(run, BREAKOUT, step=1))
+    policy = load_parameters(write_checkpoint(run, BREAKOUT, step=1))
     evaluation = evaluate(BREAKOUT, policy, games=3, num_envs=2)
     assert evaluation.protocol == "v4-no-sticky, sampled actions"
     assert len(evaluation.scores) == 3
@@ -66,7 +66,7 @@ def test_a_2017_game_of_a_stuck_policy_ends(make_run, write_checkpoint):
     config = TrainConfig(environment=PAPER, network=NetworkConfig(network="small"))
     run = make_run(config)
     zeros = torch.zeros_like(initial_parameters(config)[1])  # all logits equal: NOOP for ever, without the guard
-    policy = load_policy(write_checkpoint(run, config, step=1, parameters=zeros))
+    policy = load_parameters(write_checkpoint(run, config, step=1, parameters=zeros))
     evaluation = evaluate(config, policy, games=1)
     assert evaluation.truncated == [False]
 

@@ -240,7 +240,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monke
         def unreadable(path):
             raise CheckpointUnreadable(f"{path} cannot be read")
 
-        away.setattr(checkpoints, "load_policy", unreadable)
+        away.setattr(checkpoints, "load_parameters", unreadable)
         assert watch.newest_unseen() is None and watch.newest_unseen() is None
     assert len(lines) == 1 and "step-10 cannot be read" in lines[0]
     assert watch.newest_unseen().step == 10

@@ -14,7 +14,7 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.evaluation.full_games import make_player, protocol_for
-from dba3c.runs.checkpoints import Policy
+from dba3c.runs.checkpoints import TrainedParameters
 
 CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
 
@@ -35,7 +35,7 @@ SAC = replace_options(central("Pendulum-v1", "sac"), hidden_size=8)
 def policy_of(config, seed=0):
     plan, parameters = initial_parameters(config)
     noise = torch.randn(parameters.shape, generator=torch.Generator().manual_seed(seed))
-    return Policy(parameters=parameters + 0.1 * noise, layout=plan.layout, step=1, data_points=0)
+    return TrainedParameters(parameters=parameters + 0.1 * noise, layout=plan.layout, step=1, data_points=0)
 
 
 def player_of(config, actions, seed=0):

@@ -26,7 +26,7 @@ from dba3c.recording import recorder
 from dba3c.recording.recorder import RecordedGame, record_game
 from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
 from dba3c.roles import RunProcess
-from dba3c.runs.checkpoints import CheckpointWatch, Policy
+from dba3c.runs.checkpoints import CheckpointWatch, TrainedParameters
 from dba3c.runs.folder import RunFolder
 
 
@@ -36,9 +36,9 @@ def config() -> TrainConfig:
     return TrainConfig(environment=game, network=NetworkConfig(network="small"))
 
 
-def untrained(config: TrainConfig) -> Policy:
+def untrained(config: TrainConfig) -> TrainedParameters:
     plan, parameters = initial_parameters(config)
-    return Policy(step=0, data_points=0, layout=plan.layout, parameters=parameters)
+    return TrainedParameters(step=0, data_points=0, layout=plan.layout, parameters=parameters)
 
 
 def decoded(path: Path) -> list[np.ndarray]:
@@ -278,7 +278,7 @@ def test_the_recorder_films_a_step_that_was_made_anew_and_none_twice(
     monkeypatch.setattr(CheckpointWatch, "wait", lambda self: next(policies, None))
     filmed = []
 
-    def record(config: TrainConfig, policy: Policy, path: Path, **how: Any) -> RecordedGame:
+    def record(config: TrainConfig, policy: TrainedParameters, path: Path, **how: Any) -> RecordedGame:
         filmed.append(policy)
         return record_game(config, policy, path, **how)
 

@@ -16,7 +16,7 @@ from dba3c.runs import folder as run_folder
 from dba3c.runs import lock as run_lock
 from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.study import Point, Run
+from dba3c.studies.study import StudyPoint, StudyRun
 from tests.dba3c.runs.finished_run import CONFIG, finished_run
 from tests.refusals import refusing
 
@@ -37,10 +37,10 @@ def test_the_environment_is_never_written_down(tmp_path, monkeypatch):
         assert path.is_dir() or "do-not-leak-me" not in path.read_text()
 
 
-def test_config_text_is_kept_as_given(tmp_path):
+def test_the_configuration_is_kept_as_given(tmp_path):
     text = '{\n  "learning_rate": 7e-4\n}\n'
     with RunFolder.create(tmp_path / "run", text) as run:
-        assert run.config_text() == text
+        assert (run.path / "config.json").read_text() == text
 
 
 def test_a_finished_run_is_resumed_only_when_asked(tmp_path):
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_looked_into_is_one_line_and_not_taken_for_missi
         for look in (run.meta, lambda: run.published("server-0")):
             with pytest.raises(UserError, match=r"cannot read .*json: Stale file handle"):
                 look()
-        assert "Stale file handle" in Run(point=Point(name="a", words=()), seed=0, folder=run.path).state()
+        assert "Stale file handle" in StudyRun(point=StudyPoint(name="a", words=()), seed=0, folder=run.path).state()
 
 
 def test_a_broken_config_is_named(tmp_path):

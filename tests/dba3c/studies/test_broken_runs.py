@@ -13,7 +13,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.report import FIGURES
 from dba3c.studies.results import read_results
-from dba3c.studies.study import STUDIES, SWEEP, Point, Study, load
+from dba3c.studies.study import STUDIES, SWEEP, Study, StudyPoint, load
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
@@ -27,7 +27,7 @@ def config_of(seed):
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     """A scaling study of three points, one seed; the first point has not been run."""
-    points = tuple(Point(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2, 4))
+    points = tuple(StudyPoint(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2, 4))
     made = Study(kind="scaling", points=points, seeds=(0,), x_name="workers")
     folder = tmp_path / "study"
     made.save(folder)

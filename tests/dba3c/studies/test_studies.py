@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.metrics.charts import Point as ChartPoint
+from dba3c.metrics.charts import Point
 from dba3c.metrics.facts import reached_line
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
@@ -25,7 +25,7 @@ from dba3c.studies.results import (
     mean_of,
     read_results,
 )
-from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load, save_trial
+from dba3c.studies.study import STUDIES, Shape, Study, StudyPoint, build, load, save_trial
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from launch.cli.options import parse_train
@@ -40,7 +40,7 @@ def config_of(seed, **others):
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     """A scaling study of two points × two seeds, all runs there."""
-    points = tuple(Point(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2))
+    points = tuple(StudyPoint(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2))
     made = Study(kind="scaling", points=points, seeds=(0, 1), x_name="workers")
     folder = tmp_path / "study"
     made.save(folder)
@@ -145,7 +145,9 @@ def test_a_page_says_the_cores_of_all_hosts_of_a_run_not_of_its_first():
 
 
 def test_seeds_that_never_reached_the_stop_score_are_counted_in_table_and_figures(tmp_path, monkeypatch):
-    made = Study(kind="scaling", points=(Point(name="workers-1", words=("breakout",), x=1),), seeds=(0, 1, 2, 3, 4))
+    made = Study(
+        kind="scaling", points=(StudyPoint(name="workers-1", words=("breakout",), x=1),), seeds=(0, 1, 2, 3, 4)
+    )
     made.save(tmp_path)
     for run in made.runs(tmp_path):  # one seed's scores rise by 1 a second, the others' stay at 0
         score = float if run.seed == 2 else lambda second: 0.0
@@ -160,7 +162,9 @@ def test_seeds_that_never_reached_the_stop_score_are_counted_in_table_and_figure
 def test_seeds_that_died_before_their_first_game_or_update_count_among_those_that_did_not_reach_the_score(
     tmp_path, monkeypatch
 ):
-    made = Study(kind="scaling", points=(Point(name="workers-1", words=("breakout",), x=1),), seeds=(0, 1, 2, 3, 4))
+    made = Study(
+        kind="scaling", points=(StudyPoint(name="workers-1", words=("breakout",), x=1),), seeds=(0, 1, 2, 3, 4)
+    )
     made.save(tmp_path)
     *seeds, without_game, _ = made.runs(tmp_path)  # the last has not even been started
     for run in seeds[:2]:
@@ -191,7 +195,7 @@ def test_a_run_that_diverged_counts_as_seen_without_the_score_as_long_as_any():
             )
             for at in hours
         ]
-        return PointResult(Point(name="p", words=("breakout",), x=1), tuple(curves), len(curves))
+        return PointResult(StudyPoint(name="p", words=("breakout",), x=1), tuple(curves), len(curves))
 
     times = [1.0, 2.0, 3.0, 0.1, 0.1]
     assert result("worker 0: … : it has diverged", times).time_to_stop_score().median == 3  # it never would have
@@ -228,7 +232,7 @@ def test_a_goal_that_ended_the_run_was_reached_when_training_ended_also_where_th
 
 def alone(columns, **config):
     """(hours to the stop score or without it, whether it was reached) of a point with one run."""
-    point = PointResult(Point(name="p", words=("breakout",), x=1), (Curve("run", columns, config, {}),), 1)
+    point = PointResult(StudyPoint(name="p", words=("breakout",), x=1), (Curve("run", columns, config, {}),), 1)
     found = point.time_to_stop_score()
     return found and (*found.seen, *found.reached)
 
@@ -241,27 +245,27 @@ def test_what_evaluators_play_after_the_training_counts_neither_for_its_speed_no
 
 
 def test_an_evaluation_after_the_training_stands_where_its_checkpoint_was_written():
-    training = [ChartPoint({"progress/hours": hours}, step, 0.0) for hours, step in ((1.0, 50), (2.0, 100))]
-    overtime = [ChartPoint({"progress/hours": 3.0}, 100, 0.0), ChartPoint({"progress/hours": 4.0}, 100, 0.0)]
-    evaluated = ChartPoint({"evaluation/mean": 400.0}, 100, 0.0, of_evaluation=True)
-    earlier = ChartPoint({"evaluation/mean": 7.0}, 60, 0.0, of_evaluation=True)
+    training = [Point({"progress/hours": hours}, step, 0.0) for hours, step in ((1.0, 50), (2.0, 100))]
+    overtime = [Point({"progress/hours": 3.0}, 100, 0.0), Point({"progress/hours": 4.0}, 100, 0.0)]
+    evaluated = Point({"evaluation/mean": 400.0}, 100, 0.0, of_evaluation=True)
+    earlier = Point({"evaluation/mean": 7.0}, 60, 0.0, of_evaluation=True)
     rows = _rows([*training, *overtime, earlier, evaluated])
     assert [row.get("evaluation/mean") for row in rows] == [7.0, 400.0, None, None]
 
 
 def test_evaluations_of_several_checkpoints_between_two_rows_are_all_there():
     training = [
-        ChartPoint({"progress/hours": step / 400, "progress/data_points": float(step), "score/mean": 1.0}, step, 0.0)
+        Point({"progress/hours": step / 400, "progress/data_points": float(step), "score/mean": 1.0}, step, 0.0)
         for step in (400, 800, 1200)
     ]
     means = {1000: 490.0, 1100: 480.0, 1199: 470.0}
-    told = [ChartPoint({"evaluation/mean": mean}, step, 0.0, of_evaluation=True) for step, mean in means.items()]
+    told = [Point({"evaluation/mean": mean}, step, 0.0, of_evaluation=True) for step, mean in means.items()]
     rows = _rows([*training, *told])
     assert [row.get("evaluation/mean") for row in rows] == [None, 490.0, 480.0, 470.0, None]
     assert [row["progress/hours"] for row in rows] == [1.0, 2.0, 2.0, 2.0, 3.0]
     assert [row.get("score/mean") for row in rows] == [1.0, 1.0, None, None, 1.0]
-    first, second = (ChartPoint({"evaluation/mean": mean}, 1, 0.0, of_evaluation=True) for mean in (490.0, 470.0))
-    rows = _rows([first, second, ChartPoint({"progress/hours": 1.0}, 400, 0.0)])
+    first, second = (Point({"evaluation/mean": mean}, 1, 0.0, of_evaluation=True) for mean in (490.0, 470.0))
+    rows = _rows([first, second, Point({"progress/hours": 1.0}, 400, 0.0)])
     assert [row["evaluation/mean"] for row in rows] == [490.0, 470.0]
 
 
@@ -380,7 +384,7 @@ def test_a_study_is_drawn_wherever_its_options_stand_and_nothing_is_copied_befor
 
 def test_a_search_that_is_committed_has_its_trials(tmp_path, monkeypatch):
     searched(("breakout",), [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "whole")
-    save_trial(Point(name="trial-000", words=("breakout", "--learning-rate", "1e-3")), tmp_path / "whole")
+    save_trial(StudyPoint(name="trial-000", words=("breakout", "--learning-rate", "1e-3")), tmp_path / "whole")
     (run,) = load(tmp_path / "whole").runs(tmp_path / "whole")
     made_up_run(run.folder, monkeypatch, seconds=5, workers=1)
     assert commit_into(tmp_path / "whole", tmp_path / "small") == 1
@@ -413,9 +417,7 @@ def test_plot_still_draws_plain_runs_and_refuses_an_unknown_metric(study, tmp_pa
 
 
 def test_an_evaluation_is_of_the_life_that_made_its_checkpoint():
-    told = [
-        ChartPoint({"progress/hours": at}, step, float(at)) for at, step in enumerate((100, 200, 300, 150, 300, 300))
-    ]
-    told.append(ChartPoint({"evaluation/mean": 700.0}, 300, 9.0, of_evaluation=True))
+    told = [Point({"progress/hours": at}, step, float(at)) for at, step in enumerate((100, 200, 300, 150, 300, 300))]
+    told.append(Point({"evaluation/mean": 700.0}, 300, 9.0, of_evaluation=True))
     rows = _rows(told)  # life 0 was killed at step 300, and life 1 went on from 100
     assert [at for at, row in enumerate(rows) if "evaluation/mean" in row] == [4]

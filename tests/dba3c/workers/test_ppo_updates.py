@@ -18,7 +18,7 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.networks.distributions import Categorical
 from dba3c.runs.folder import RunFolder
-from dba3c.workers.worker import RolloutRandomness, run_worker
+from dba3c.workers.worker import rollout_generator, run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.optim import ClippedExchange
 from param_servers.replica import LocalExchange
@@ -99,7 +99,7 @@ def plainly(config: TrainConfig) -> tuple[torch.Tensor, int, int]:
     observation = torch.from_numpy(environments.reset())
     step = data_points = 0
     for _ in range(ROLLOUTS):
-        generator, rows, values = RolloutRandomness(config.run.seed, 0, 0).at(step), [], []
+        generator, rows, values = rollout_generator(config.run.seed, 0, 0, 0, step), [], []
         for _ in range(T):
             with torch.no_grad():
                 logits, value, _ = network(observation)

@@ -31,7 +31,7 @@ from param_servers.config import parse_schedule
 )
 def test_every_family_has_a_preset_that_fits(env_id: str, name: str) -> None:
     assert fitting_preset(env_id) == name
-    assert preset(None, env_id, cores=2).environment.env_id == env_id
+    assert preset(None, env_id, workers=2).environment.env_id == env_id
 
 
 @pytest.mark.parametrize(("multiplies", "precision"), [(True, "bfloat16"), (False, "float32")])
@@ -40,7 +40,7 @@ def test_convolutions_of_presets_are_in_bfloat16_only_where_the_processor_multip
 ) -> None:
     monkeypatch.setattr(presets, "multiplies_bfloat16", lambda: multiplies)
     for name in ("breakout", "atari", "breakout_cluster", "vizdoom"):
-        assert preset(name, None, cores=2).network.precision == precision
+        assert preset(name, None, workers=2).network.precision == precision
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_convolutions_of_presets_are_in_bfloat16_only_where_the_processor_multip
 def test_a_family_s_preset_refuses_another_family_in_one_line(name: str, family: str) -> None:
     line = f"the preset {name} is for {family}, and CartPole-v1 is none: --preset classic fits it"
     with pytest.raises(UserError, match=line) as refused:
-        preset(name, "CartPole-v1", cores=2)
+        preset(name, "CartPole-v1", workers=2)
     assert "\n" not in str(refused.value)
 
 
@@ -63,20 +63,22 @@ def test_a_family_s_preset_refuses_another_family_in_one_line(name: str, family:
     ],
 )
 def test_classic_chooses_its_network_by_what_is_observed(space: gymnasium.Space, torso: type) -> None:
-    config = preset("classic", "my_game:make_env", cores=2)
+    config = preset("classic", "my_game:make_env", workers=2)
     network = build_module(config, Spaces(space, gymnasium.spaces.Discrete(2)))
     assert isinstance(network.torso, torso)
 
 
 def test_r2d2_sees_rewards_as_they_are_and_the_other_recipes_for_atari_clip_them() -> None:
-    clips = {name: preset(name, "ALE/Pong-v5", cores=2).environment.clips_reward for name in ("r2d2", "impala", "ppo")}
+    clips = {
+        name: preset(name, "ALE/Pong-v5", workers=2).environment.clips_reward for name in ("r2d2", "impala", "ppo")
+    }
     assert clips == {"r2d2": False, "impala": True, "ppo": True}
     assert not parse_train(["--preset", "r2d2", "--protocol", "2017"]).config(2).environment.clips_reward
     assert parse_train(["--preset", "r2d2", "--clip-reward", "True"]).config(2).environment.clips_reward
 
 
 def test_ppo_is_its_papers_for_atari() -> None:
-    config = preset("ppo", "ALE/Pong-v5", cores=1)
+    config = preset("ppo", "ALE/Pong-v5", workers=1)
     algorithm, clip = config.algorithm, parse_schedule(config.algorithm.policy_clip)
     rate = parse_schedule(config.optimizer.learning_rate)
     assert (algorithm.rollout_length, config.environment.envs_per_worker, config.exchange.num_workers) == (128, 8, 1)
@@ -90,7 +92,7 @@ def test_ppo_is_its_papers_for_atari() -> None:
 
 
 def test_r2d2_is_seeds() -> None:
-    config = preset("r2d2", "ALE/Pong-v5", cores=1)
+    config = preset("r2d2", "ALE/Pong-v5", workers=1)
     optimizer, replay = config.optimizer, config.replay
     assert (parse_schedule(optimizer.learning_rate)(0), optimizer.epsilon) == (4.8e-4, 1e-3)
     assert (optimizer.clip_rule, optimizer.clip_norm) == ("global", 40.0)
@@ -99,7 +101,7 @@ def test_r2d2_is_seeds() -> None:
 
 
 def test_a_worker_of_dba3c_paper_has_the_batch_that_its_docstring_says() -> None:
-    config = preset("dba3c_paper", "ALE/Breakout-v5", cores=1)
+    config = preset("dba3c_paper", "ALE/Breakout-v5", workers=1)
     samples = config.environment.envs_per_worker * config.algorithm.rollout_length
     assert str(dba3c_paper.__doc__).count(f"{samples} samples, {60 * samples:,} in an update") == 1
 

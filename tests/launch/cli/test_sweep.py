@@ -13,7 +13,7 @@ from dba3c.errors import UserError
 from dba3c.studies import sweep as studies_sweep
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.study import Point, Run, Search, load
+from dba3c.studies.study import Search, StudyPoint, StudyRun, load
 from dba3c.studies.sweep import JOURNAL_FILE, OptunaSearch, _drawn, grid, range_of, ranked, searched, told, words_of
 from launch.cli import sweep
 from launch.cli.main import main
@@ -243,7 +243,7 @@ def test_what_another_process_of_the_search_has_drawn_is_not_drawn_again(tmp_pat
 
 def test_a_point_s_own_words_are_told_also_where_an_option_has_no_value():
     words = ("breakout", "--no-episodic-life", "--learning-rate", "1e-3")
-    assert words_of(Point(name="p", words=words), ("breakout",)) == "no-episodic-life, learning-rate 1e-3"
+    assert words_of(StudyPoint(name="p", words=words), ("breakout",)) == "no-episodic-life, learning-rate 1e-3"
 
 
 def searching(tmp_path, seeds, trials, task=None):
@@ -261,7 +261,7 @@ def test_a_trial_that_failed_or_is_stopped_is_not_judged_and_the_same_command_go
     tmp_path, monkeypatch, capsys
 ):
     states = {"trial-001": "stopped"}
-    monkeypatch.setattr(Run, "state", lambda run: states.get(run.point.name, "finished"))
+    monkeypatch.setattr(StudyRun, "state", lambda run: states.get(run.point.name, "finished"))
     monkeypatch.setattr(sweep, "run_all", lambda runs: int(runs[0].state() != "finished"))
     monkeypatch.setattr(studies_sweep, "best_mean_score", lambda curve: 7.0)
     monkeypatch.setattr(studies_sweep, "load_curve", lambda folder: None)
@@ -314,7 +314,7 @@ def test_a_finished_run_that_recorded_nothing_has_no_score_and_is_not_asked_agai
 def test_a_task_of_a_search_starts_all_seeds_of_its_trial_also_after_one_that_failed(tmp_path, monkeypatch):
     tried, codes = [], {1: 3}
     monkeypatch.setattr(sweep, "run_task", lambda run: tried.append(run.seed) or codes.get(run.seed, 0))
-    monkeypatch.setattr(Run, "state", lambda run: "failed" if codes.get(run.seed) else "finished")
+    monkeypatch.setattr(StudyRun, "state", lambda run: "failed" if codes.get(run.seed) else "finished")
     assert searching(tmp_path, 3, 1, task=0) == (1, ["RUNNING"]) and tried == [0, 1, 2]
     tried.clear()
     codes[1] = 128 + signal.SIGTERM
@@ -324,7 +324,7 @@ def test_a_task_of_a_search_starts_all_seeds_of_its_trial_also_after_one_that_fa
 def test_a_task_of_a_search_that_slurm_queues_again_starts_no_further_seed(tmp_path, monkeypatch):
     tried = []
     monkeypatch.setattr(sweep, "run_task", lambda run: tried.append(run.seed) or 0)
-    monkeypatch.setattr(Run, "state", lambda run: "stopped")
+    monkeypatch.setattr(StudyRun, "state", lambda run: "stopped")
     assert searching(tmp_path, 3, 1, task=0) == (0, ["RUNNING"]) and tried == [0]
 
 
