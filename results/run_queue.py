@@ -315,9 +315,7 @@ def chosen(names: Iterable[str]) -> tuple[Entry, ...]:
     Raises:
         UserError: a name that is none's.
     """
-    found = {
-        name: [entry for entry in QUEUE if f"{entry.label}/".startswith(f"{name.rstrip('/')}/")] for name in names
-    }
+    found = {name: [entry for entry in QUEUE if f"{entry.label}/".startswith(f"{name.rstrip('/')}/")] for name in names}
     for name, entries in found.items():
         if not entries:
             raise UserError(f"nothing in the queue is called {name}; {did_you_mean(name, [e.label for e in QUEUE])}")

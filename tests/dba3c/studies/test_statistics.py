@@ -13,8 +13,8 @@ from dba3c.studies.statistics import (
     estimate,
     human_normalised,
     performance_profile,
-    points,
     probability_of_improvement,
+    score_text,
     spread,
     summarise,
     time_to_goal,
@@ -65,7 +65,7 @@ def test_no_digit_of_a_large_score_is_lost_where_it_is_printed(tmp_path):
         stop_when_solved(summarise([14_903.25]), 10, run, config, lambda line: None)
     why = "evaluation of step 10: mean 14,903.25 of 1 full games reached the stop score 14,900"
     assert run.stop_reason() == why
-    assert list(map(points, (0.87123, 300.5, -1234.5, 1_234_567.0))) == ["0.8712", "300.5", "-1,234", "1,234,567"]
+    assert list(map(score_text, (0.87123, 300.5, -1234.5, 1_234_567.0))) == ["0.8712", "300.5", "-1,234", "1,234,567"]
 
 
 @pytest.mark.parametrize("value", [0.1, 0.18, 0.7])
