@@ -14,7 +14,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, refuse_a_run
 from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
-from dba3c.studies.study import Study, StudyPoint, StudyRun, load, save_trial
+from dba3c.studies.study import OVER, Study, StudyPoint, StudyRun, load, save_trial
 
 HOURS = "progress/hours"
 
@@ -101,7 +101,7 @@ def _curve_of(run: StudyRun, results: StudyResults) -> Curve | None:
         told(str(error))
         return None
     state = run.state()
-    if state != "finished" and not RunFolder(run.folder).is_committed:  # what is committed was meant to be kept
+    if state not in OVER and not RunFolder(run.folder).is_committed:  # what is committed was meant to be kept
         told(f"it is {state}: counted as far as it came")
     return curve
 

@@ -16,6 +16,7 @@ from dba3c.errors import UserError, did_you_mean, writing
 from dba3c.runs.files import is_there, write_atomically, write_once
 from dba3c.runs.folder import RunFolder
 from param_servers.config import option
+from param_servers.errors import HAS_DIVERGED
 
 STUDY_FILE = "study.json"
 POINT_FILE = "point.json"
@@ -39,6 +40,9 @@ class StudyPoint:
     """What follows `dba3c train` on a cluster, where the number of ranks says how many workers there are."""
 
 
+OVER = ("finished", "diverged")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
     """One run of a study."""
@@ -52,7 +56,8 @@ class StudyRun:
         return f"{self.point.name}/seed-{self.seed}"
 
     def state(self) -> str:
-        """ "missing", "live", "broken" or "stopped" (it can be resumed), "failed" (it noted that) or "finished".
+        """ "missing", "live", "broken" or "stopped" (it can be resumed), "failed" (it noted that), "diverged" (it would
+        again) or "finished".
 
         Of what cannot be read: "unreadable (why)".
         """
@@ -61,10 +66,16 @@ class StudyRun:
                 return "missing"
             folder = RunFolder.open(self.folder)
             state = folder.status()
-            how = folder.life()["ended"].get("outcome") if state == "finished" else None
+            ended = folder.life()["ended"] if state == "finished" else {}
         except UserError as error:
             return f"unreadable ({error})"
-        return how if how in ("failed", "stopped") else state
+        if str(ended.get("reason")).endswith(HAS_DIVERGED):
+            return "diverged"
+        return ended["outcome"] if ended.get("outcome") in ("failed", "stopped") else state
+
+    def is_over(self) -> bool:
+        """Whether nothing of it is left to be trained."""
+        return self.state() in OVER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,9 +146,10 @@ class OptunaSearch:
 
     def tell(self, number: int, runs: list[StudyRun]) -> float | None:
         """Say how good trial `number` was: the mean over its seeds of the best mean score; None, and that it failed,
-        where one has none. Raises UserError: one cannot be read, which says nothing of it; nothing is told."""
+        where one has none, or diverged. Raises UserError: one cannot be read, which says nothing of it."""
         try:
-            scores = [best_mean_score(load_curve(run.folder)) for run in runs]
+            curves = [load_curve(run.folder) for run in runs]
+            scores = [math.nan if curve.diverged else best_mean_score(curve) for curve in curves]
         except NothingRecorded:
             scores = [math.nan]
         mean = sum(scores) / len(scores)

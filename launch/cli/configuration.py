@@ -218,9 +218,10 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
     if config.central.mode == "central":
         topology = _central_topology(config, place, counts, servers)
         given = _counted(said, "num_gradients", "num_backup_workers", "min_workers")
-        if config.environment.family == "atari" and not topology.colocated_actors:
+        if config.environment.family == "atari":
             # an actor steps with a thread per core, and has at least one game for each in both of its groups
-            threads = said.given.get("env_threads", cores)
+            beside = -(-topology.actors // topology.learners) if topology.colocated_actors else 1
+            threads = said.given.get("env_threads", max(1, cores // beside))
             envs = max(config.central.envs_per_actor, config.central.actor_groups * threads)
             of_actor = {"env_threads": threads, "envs_per_actor": envs}
             given |= {name: number for name, number in of_actor.items() if name not in said.given}

@@ -14,7 +14,7 @@ import tyro
 
 from dba3c.errors import UserError, did_you_mean
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.study import Shape, Study, StudyPoint, StudyRun, build, load
+from dba3c.studies.study import OVER, Shape, Study, StudyPoint, StudyRun, build, load
 from launch.cli.options import parse, parse_train, refuse_given
 from launch.cli.sbatch import SlurmShape, job_text, refuse_short, request_lines
 from launch.cluster.launchers import ALONE_IN_ITS_STEP, is_typed_in_its_shell
@@ -116,7 +116,7 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
         states = [run.state() for run in runs]
         for number, (run, state) in enumerate(zip(runs, states, strict=True)):
             print(f"{number:4} {state:9} {run.name}")
-        print(f"{states.count('finished')} of {len(runs)} runs are finished")
+        print(f"{sum(map(states.count, OVER))} of {len(runs)} runs are finished")
         return 0
     if arguments.slurm:
         sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time, command))
@@ -126,7 +126,7 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
         if arguments.task not in named:
             raise UserError(f"--task {arguments.task}: {did_you_mean(arguments.task, named)}")
         code = run_task(named[arguments.task])
-        return 0 if named[arguments.task].state() == "finished" else code
+        return 0 if named[arguments.task].is_over() else code
     return run_all(runs)
 
 
@@ -145,9 +145,9 @@ def run_task(run: StudyRun) -> int:
     128 + n when signal n came, unless the job goes on in a next life: nothing more is to be started in this one.
     """
     state = run.state()
-    if state in ("finished", "live"):
+    if state in (*OVER, "live"):
         print(f"{run.name}: {state}, left alone")
-        return 0 if state == "finished" else 1
+        return 1 if state == "live" else 0
     words = ["train", *(run.point.cluster_words or run.point.words), "--seed", str(run.seed)]
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
@@ -170,7 +170,7 @@ def was_requeued(run: StudyRun) -> bool:
 
 def unfinished(runs: Sequence[StudyRun], of: int = 1) -> int:
     """1, and a line, where any of these runs, which nothing went wrong with, has not come to its end; else 0."""
-    names = [run.name for run in runs if run.state() != "finished"]
+    names = [run.name for run in runs if not run.is_over()]
     if names:
         print(f"{len(names)} of {of} runs are not finished: {', '.join(names)}", file=sys.stderr)
     return 1 if names else 0
@@ -242,7 +242,7 @@ def run_all(runs: Sequence[StudyRun], train: Callable[[Sequence[str]], int] = tr
     others: list[StudyRun] = []
     for number, run in enumerate(runs, start=1):
         state, which = run.state(), f"[{number}/{len(runs)}] {run.name}"
-        if state in ("finished", "live") or state.startswith("unreadable"):
+        if state in (*OVER, "live") or state.startswith("unreadable"):
             print(f"{which}: {state}, left alone", flush=True)
             failed += [run.name] if state.startswith("unreadable") else []
             others += [run] if state == "live" else []
@@ -255,7 +255,9 @@ def run_all(runs: Sequence[StudyRun], train: Callable[[Sequence[str]], int] = tr
         if code - 128 in STOP_SIGNALS:
             print("interrupted: the same command goes on from here", flush=True)
             return code
-        if code:
+        if code and run.state() == "diverged":
+            print(f"{which}: diverged, going on with the next", flush=True)
+        elif code:
             print(f"{which}: failed with exit {code}, going on with the next", flush=True)
             failed.append(run.name)
         else:

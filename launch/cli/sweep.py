@@ -194,7 +194,7 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         code = run_all(runs) if task is None else run_tasks(runs)
         if code - 128 in STOP_SIGNALS:
             return code
-        if code or any(run.state() != "finished" for run in runs):  # half a score would mislead what is drawn next
+        if code or not all(run.is_over() for run in runs):  # half a score would mislead what is drawn next
             if task is not None and code == 0:
                 return 0  # a job that was requeued: its next life goes on with this trial
             said = "a run failed, was stopped or is live elsewhere; the same command goes on with it"
@@ -202,7 +202,8 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         else:
             try:
                 score = drawn.tell(number, runs)
-                said = "no score" if score is None else f"best mean score {score_text(score)}"
+                without = "diverged" if any(run.state() == "diverged" for run in runs) else "no score"
+                said = without if score is None else f"best mean score {score_text(score)}"
             except UserError as error:
                 said = f"{error}; the same command goes on with it"
                 failed += 1
@@ -215,7 +216,7 @@ def run_tasks(runs: Sequence[StudyRun]) -> int:
     failed = 0
     for run in runs:
         code = run_task(run)
-        if run.state() != "finished":
+        if not run.is_over():
             if code == 0 or code - 128 in STOP_SIGNALS:
                 return code
             failed = failed or code

@@ -300,3 +300,12 @@ def test_the_least_workers_of_ranks_are_held_against_the_gradients_that_were_ask
     more = words.replace(f"--min-workers {gradients}", f"--min-workers {gradients + 1}")
     with pytest.raises(UserError, match=f"min_workers is {gradients + 1}, .* num_gradients is {gradients}"):
         fit_config(parse_train(more.split()), place, cores=12)
+
+
+@pytest.mark.parametrize(("actors", "threads"), [(None, 12), (4, 6), (64, 1)])
+def test_actors_beside_learners_of_horovod_share_the_cores_of_their_rank(actors: int | None, threads: int) -> None:
+    words = "ALE/Pong-v5 --mode central --exchange allreduce --collective-backend horovod".split()
+    said = parse_train([*words, *(["--actors", str(actors)] if actors else [])])
+    config, topology = fit_config(said, LaunchPlace(launcher="horovodrun", world_size=2), cores=12)
+    assert (topology.learners, topology.actors, config.environment.env_threads) == (2, actors or 2, threads)
+    assert config.central.envs_per_actor >= config.central.actor_groups * threads

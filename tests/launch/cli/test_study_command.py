@@ -18,15 +18,15 @@ def runs(tmp_path):
     return list(build("parameter_servers", Shape(values=(1, 2), seeds=2)).runs(tmp_path))
 
 
-def ended(run, outcome):
+def ended(run, outcome, reason="because"):
     if (run.folder / "config.json").exists():
         meta = json.loads((run.folder / "meta.json").read_text())
-        meta["lives"][-1]["ended"] = {"outcome": outcome, "reason": "because", "time_s": 0.0}
+        meta["lives"][-1]["ended"] = {"outcome": outcome, "reason": reason, "time_s": 0.0}
         (run.folder / "meta.json").write_text(json.dumps(meta))
         return
     folder = RunFolder.create(run.folder, {"run": {}})
     if outcome:
-        folder.end_life(outcome, "because")
+        folder.end_life(outcome, reason)
     folder.release()
 
 
@@ -62,6 +62,17 @@ def test_a_run_that_fails_costs_a_line_and_the_exit_code_but_not_the_others(runs
     told = capsys.readouterr()
     assert "not finished" not in told.err
     assert "servers-2/seed-0: failed with exit 1, going on" in told.out and "1 of 4 runs failed" in told.err
+
+
+def test_a_run_that_diverged_has_come_to_its_end_and_is_not_trained_again(runs, capsys):
+    def diverges(command):
+        ended(runs[0], "failed", "worker 0: none of the last 100 gradients was finite: it has diverged")
+        return 3
+
+    assert run_all(runs[:1], diverges) == 0 and runs[0].state() == "diverged"
+    assert f"{runs[0].name}: diverged, going on with the next" in capsys.readouterr().out
+    assert run_all(runs[:1], diverges) == run_task(runs[0]) == 0
+    assert capsys.readouterr().out.count(f"{runs[0].name}: diverged, left alone") == 2
 
 
 def test_a_run_that_was_asked_to_stop_leaves_the_study_unfinished(runs, capsys):

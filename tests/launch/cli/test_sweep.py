@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -264,13 +265,25 @@ def test_a_trial_that_failed_or_is_stopped_is_not_judged_and_the_same_command_go
     monkeypatch.setattr(StudyRun, "state", lambda run: states.get(run.point.name, "finished"))
     monkeypatch.setattr(sweep, "run_all", lambda runs: int(runs[0].state() != "finished"))
     monkeypatch.setattr(studies_sweep, "best_mean_score", lambda curve: 7.0)
-    monkeypatch.setattr(studies_sweep, "load_curve", lambda folder: None)
+    monkeypatch.setattr(studies_sweep, "load_curve", lambda folder: SimpleNamespace(diverged=False))
     assert searching(tmp_path, 1, 3) == (1, ["COMPLETE", "RUNNING", "COMPLETE"])
     said = capsys.readouterr().out
     assert "trial 2 of 3: a run failed, was stopped or is live elsewhere; the same command goes on with it" in said
     assert "trial 3 of 3: best mean score 7" in said
     states.clear()
     assert searching(tmp_path, 1, 3) == (0, ["COMPLETE"] * 3)
+
+
+def test_a_trial_that_diverged_has_failed_and_the_search_goes_on_without_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(StudyRun, "state", lambda run: "diverged" if run.point.name == "trial-001" else "finished")
+    monkeypatch.setattr(studies_sweep, "best_mean_score", lambda curve: 7.0)
+    monkeypatch.setattr(
+        studies_sweep, "load_curve", lambda folder: SimpleNamespace(diverged="trial-001" in str(folder))
+    )
+    for _ in range(2):  # nor is it trained again
+        assert searching(tmp_path, 1, 3) == (0, ["COMPLETE", "FAIL", "COMPLETE"])
+        said = capsys.readouterr().out
+        assert "trial-001/seed-0: diverged, left alone" in said and "trial 2 of 3: diverged" in said
 
 
 def test_a_score_that_cannot_be_read_whole_is_no_score_and_the_same_command_reads_it_again(
