@@ -304,7 +304,7 @@ def test_the_least_workers_of_ranks_are_held_against_the_gradients_that_were_ask
 
 @pytest.mark.parametrize(("actors", "threads"), [(None, 12), (4, 6), (64, 1)])
 def test_actors_beside_learners_of_horovod_share_the_cores_of_their_rank(actors: int | None, threads: int) -> None:
-    words = "ALE/Pong-v5 --mode central --exchange allreduce --collective-backend horovod".split()
+    words = ["ALE/Pong-v5", "--mode", "central", "--exchange", "allreduce", "--collective-backend", "horovod"]
     said = parse_train([*words, *(["--actors", str(actors)] if actors else [])])
     config, topology = fit_config(said, LaunchPlace(launcher="horovodrun", world_size=2), cores=12)
     assert (topology.learners, topology.actors, config.environment.env_threads) == (2, actors or 2, threads)
