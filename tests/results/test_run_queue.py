@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import queued_runs
 import run_queue
 
 from dba3c.errors import UserError
@@ -16,7 +17,8 @@ def entries(tmp_path, monkeypatch):
         run_queue.Entry(topic="t", name="n", seed=seed, core_hours=1.0, words=("breakout",)) for seed in (0, 1)
     )
     for name, value in (("RUNS", "runs"), ("UNDER_WAY", "under_way"), ("HERE", "results")):
-        monkeypatch.setattr(run_queue, name, tmp_path / value)
+        monkeypatch.setattr(queued_runs, name, tmp_path / value)
+    monkeypatch.setattr(run_queue, "UNDER_WAY", queued_runs.UNDER_WAY)
     monkeypatch.setattr(run_queue, "QUEUE", made)
     return made
 
@@ -76,6 +78,6 @@ def test_only_the_agent_of_an_entry_that_says_so_is_kept(entries, monkeypatch):
 
 def test_every_agent_that_is_committed_is_one_that_the_queue_keeps():
     topics = {entry.topic for entry in run_queue.QUEUE}
-    there = {path.parent for topic in topics for path in (run_queue.HERE / topic).glob("*/*/checkpoints")}
+    there = {path.parent for topic in topics for path in (queued_runs.HERE / topic).glob("*/*/checkpoints")}
     kept = {entry.results for entry in run_queue.QUEUE if entry.is_kept}
     assert there <= kept
