@@ -29,16 +29,14 @@ import math
 import mmap
 import multiprocessing
 import os
-import select
 import signal
 import socket
 import struct
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from multiprocessing.context import ForkProcess
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -46,31 +44,15 @@ from torch import Tensor
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt, whole
-from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
-from param_servers.wire.messages import bytes_of, text_of
+from param_servers.lane_links import LaneKind, LaneLink, coded, of_each
+from param_servers.timeouts import CLOSE_S, Timeouts
 
 T = TypeVar("T")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _MFD_CLOEXEC = 1, 1  # linux/prctl.h, linux/memfd.h
-_HEADER = struct.Struct("<B?qq")
-_MOST_BYTES = 1 << 16
 _MOST_NUMBERS = 4096
 _BUFFERS = 2
 """Of the parameters: those of a pull stay what they are until a lane pulls again, which may be later than lane 0."""
-
-
-class _Kind(IntEnum):
-    MEMORY, PULLED, WRITTEN, SUM, SUMMED, ANSWER, NUMBERS, STOPPED, FAILED = range(9)
-
-
-class _Message(NamedTuple):
-    kind: _Kind
-    flag: bool
-    first: int
-    second: int
-    text: bytes
-    descriptors: list[int]
-    """That came with it."""
 
 
 class Lane:
@@ -81,7 +63,7 @@ class Lane:
         links: of lane 0 to each of the others, by index; of another lane to lane 0.
     """
 
-    def __init__(self, index: int, count: int, links: "Sequence[_Link]") -> None:
+    def __init__(self, index: int, count: int, links: Sequence[LaneLink]) -> None:
         self.index, self.count, self._links = index, count, links
 
     def exchange(self, connect: Callable[[], GradientExchange], numel: int) -> GradientExchange:
@@ -109,12 +91,12 @@ class Lane:
             raise ConfigError(f"lanes add up at most {_MOST_NUMBERS:,} numbers at once, got {len(numbers):,}")
         code = struct.Struct(f"<{len(numbers)}d")
         if self.index:
-            self._links[0].send(_Kind.NUMBERS, text=code.pack(*numbers))
-            return list(code.unpack(self._links[0].receive(_Kind.NUMBERS).text))
-        rows = [numbers, *(code.unpack(message.text) for message in _of_each(self._links, _Kind.NUMBERS))]
+            self._links[0].send(LaneKind.NUMBERS, text=code.pack(*numbers))
+            return list(code.unpack(self._links[0].receive(LaneKind.NUMBERS).text))
+        rows = [numbers, *(code.unpack(message.text) for message in of_each(self._links, LaneKind.NUMBERS))]
         sums = [sum(column) for column in zip(*rows, strict=True)]
         for link in self._links:
-            link.send(_Kind.NUMBERS, text=code.pack(*sums))
+            link.send(LaneKind.NUMBERS, text=code.pack(*sums))
         return sums
 
 
@@ -161,7 +143,7 @@ def run_in_lanes(
             if place != index:
                 ours.close()
         # lane 0 has the patience of its exchange, and then that of its own lanes
-        link = _Link("lane 0", pairs[index - 1][1], timeouts.lane_s)
+        link = LaneLink("lane 0", pairs[index - 1][1], timeouts.lane_s)
         try:
             _settle(index, cores)
             main(Lane(index, count, (link,)))
@@ -171,7 +153,7 @@ def run_in_lanes(
             if not isinstance(error, told):
                 traceback.print_exc()
             with contextlib.suppress(OSError, LaneLost):  # lane 0 is gone too
-                link.send(_Kind.FAILED, text=_coded(line_of(error)))
+                link.send(LaneKind.FAILED, text=coded(line_of(error)))
 
     gc.collect()
     gc.freeze()  # what is there now stays shared: a collection would write to it
@@ -185,7 +167,7 @@ def run_in_lanes(
         for _, theirs in pairs:
             theirs.close()
         links = [
-            _Link(f"lane {i}", pair[0], timeouts.step_s, process)
+            LaneLink(f"lane {i}", pair[0], timeouts.step_s, process)
             for i, (pair, process) in enumerate(zip(pairs, processes, strict=True), 1)
         ]
         _settle(0, cores)
@@ -218,85 +200,6 @@ def _end(processes: Sequence[ForkProcess]) -> None:
                 process.join(CLOSE_S)
 
 
-def _coded(line: str) -> bytes:
-    """What fits into a message."""
-    return bytes_of(line)[: _MOST_BYTES // 2]
-
-
-Patience = Callable[[], bool]
-"""Whether it is over; to be asked at least each `NAP_S`."""
-
-
-def _patience(timeout_s: float) -> Patience:
-    """It begins now."""
-    now_s = clock_of_a_loop().now_s
-    give_up_s = now_s() + timeout_s
-    return lambda: now_s() > give_up_s
-
-
-def _of_each(links: "Sequence[_Link]", expected: _Kind) -> list[_Message]:
-    """A message of each of lane 0's others, which together have the time of one: that is what they wait for lane 0."""
-    is_over = _patience(max((link.timeout_s for link in links), default=0.0))
-    return [link.receive(expected, is_over) for link in links]
-
-
-class _Link:
-    """One end between lane 0 and another lane; packets, so a message comes whole or not at all."""
-
-    def __init__(self, who: str, end: socket.socket, timeout_s: float, process: ForkProcess | None = None) -> None:
-        self._who, self._end, self.timeout_s, self._process = who, end, timeout_s, process
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
-
-    def send(
-        self, kind: _Kind, flag: bool = False, first: int = 0, second: int = 0, text: bytes = b"", fd: int = -1
-    ) -> None:
-        packet = _HEADER.pack(kind, flag, first, second) + text
-        try:
-            if fd < 0:
-                self._end.send(packet)
-            else:
-                socket.send_fds(self._end, [packet], [fd])
-        except (BrokenPipeError, ConnectionResetError):
-            self._lost()
-
-    def receive(self, expected: _Kind, is_over: Patience | None = None) -> _Message:
-        is_over = is_over or _patience(self.timeout_s)
-        while not self._poll.poll(NAP_S * 1000):
-            # a fork of its environment's may hold its end of the socket open
-            if self._process is not None and not self._process.is_alive() and not self._poll.poll(0):
-                self._lost()
-            if is_over():
-                raise LaneLost(f"{self._who} has been silent for {self.timeout_s:g} s")
-        try:
-            packet, descriptors, _, _ = socket.recv_fds(self._end, _MOST_BYTES, 1)
-        except ConnectionResetError:
-            packet, descriptors = b"", []
-        if not packet:
-            self._lost()
-        self._check_not_failed(packet)
-        kind, flag, first, second = _HEADER.unpack_from(packet)
-        message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :], descriptors)
-        if message.kind == _Kind.STOPPED:
-            raise RunStopped(text_of(message.text))
-        if message.kind != expected:
-            raise RuntimeError(f"{self._who} said {message.kind.name} where {expected.name} was expected")
-        return message
-
-    def _lost(self) -> None:
-        if self._process is None:
-            raise LaneLost(f"{self._who} is gone")
-        self._process.join(CLOSE_S)
-        with contextlib.suppress(OSError):  # the call that heard of the end was not the one that hears its last word
-            while packet := self._end.recv(_MOST_BYTES, socket.MSG_DONTWAIT):
-                self._check_not_failed(packet)
-        raise LaneLost(f"{self._who} died (exit code {self._process.exitcode})")
-
-    def _check_not_failed(self, packet: bytes) -> None:
-        if packet[0] == _Kind.FAILED:
-            raise LaneLost(f"{self._who} failed: {text_of(packet[_HEADER.size :])}")
-
-
 def _nameless_file() -> int:
     """A descriptor of memory. Not `os.memfd_create`, which a Python that was built for an old libc (conda's) lacks.
 
@@ -324,7 +227,7 @@ class _Memory:
         return 4 * numel * (_BUFFERS + count + 1)
 
     @classmethod
-    def make(cls, links: Sequence[_Link], count: int, numel: int) -> "_Memory":
+    def make(cls, links: Sequence[LaneLink], count: int, numel: int) -> "_Memory":
         """Lane 0's, of which the others are told."""
         size = cls.bytes_needed(count, numel)
         descriptor = _nameless_file()
@@ -339,12 +242,12 @@ class _Memory:
                 f"which this machine does not give ({error.strerror}): take fewer lanes"
             ) from None
         for link in links:
-            link.send(_Kind.MEMORY, first=numel, fd=descriptor)
+            link.send(LaneKind.MEMORY, first=numel, fd=descriptor)
         return cls(descriptor, count, numel)
 
     @classmethod
-    def of_lane_0(cls, link: _Link, count: int, numel: int) -> "_Memory":
-        message = link.receive(_Kind.MEMORY)
+    def of_lane_0(cls, link: LaneLink, count: int, numel: int) -> "_Memory":
+        message = link.receive(LaneKind.MEMORY)
         if message.first != numel:
             raise ConfigError(f"lane 0 has {message.first} parameters, this lane {numel}")
         return cls(message.descriptors[0], count, numel)
@@ -366,7 +269,7 @@ class _Memory:
 class _FirstLane:
     """The `GradientExchange` of lane 0, around the worker's own."""
 
-    def __init__(self, inner: GradientExchange, links: Sequence[_Link], memory: _Memory) -> None:
+    def __init__(self, inner: GradientExchange, links: Sequence[LaneLink], memory: _Memory) -> None:
         self._inner, self._links, self._memory = inner, links, memory
         self._buffer = 0
 
@@ -374,25 +277,25 @@ class _FirstLane:
         pulled = self._or_tell(self._inner.pull)
         self._buffer = (self._buffer + 1) % _BUFFERS
         self._memory.parameters[self._buffer] = pulled.parameters
-        self._tell(_Kind.PULLED, bool(self._buffer), pulled.step, pulled.data_points)
+        self._tell(LaneKind.PULLED, bool(self._buffer), pulled.step, pulled.data_points)
         return pulled
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """See `GradientExchange.push`; it is the mean over all lanes that travels, and the sum of their data points."""
         memory, data_points = self._memory, whole(data_points)
         memory.write(0, gradient)
-        data_points += sum(message.first for message in _of_each(self._links, _Kind.WRITTEN))
-        self._tell(_Kind.SUM)
+        data_points += sum(message.first for message in of_each(self._links, LaneKind.WRITTEN))
+        self._tell(LaneKind.SUM)
         memory.add_up(0)
-        _of_each(self._links, _Kind.SUMMED)
+        of_each(self._links, LaneKind.SUMMED)
         receipt = self._or_tell(lambda: self._inner.push(memory.mean, step, data_points))
-        self._tell(_Kind.ANSWER, receipt.accepted, receipt.step, text=receipt.reason.encode())
+        self._tell(LaneKind.ANSWER, receipt.accepted, receipt.step, text=receipt.reason.encode())
         return receipt
 
     def close(self) -> None:
         self._inner.close()
 
-    def _tell(self, kind: _Kind, flag: bool = False, first: int = 0, second: int = 0, text: bytes = b"") -> None:
+    def _tell(self, kind: LaneKind, flag: bool = False, first: int = 0, second: int = 0, text: bytes = b"") -> None:
         for link in self._links:
             link.send(kind, flag, first, second, text)
 
@@ -403,29 +306,29 @@ class _FirstLane:
         except RunStopped as stopped:
             for link in self._links:
                 with contextlib.suppress(LaneLost):  # it needs to hear nothing
-                    link.send(_Kind.STOPPED, text=_coded(stopped.reason))
+                    link.send(LaneKind.STOPPED, text=coded(stopped.reason))
             raise
 
 
 class _OtherLane:
     """The `GradientExchange` of every other lane."""
 
-    def __init__(self, lane: int, link: _Link, memory: _Memory) -> None:
+    def __init__(self, lane: int, link: LaneLink, memory: _Memory) -> None:
         self._lane, self._link, self._memory = lane, link, memory
 
     def pull(self) -> Pull:
-        message = self._link.receive(_Kind.PULLED)
+        message = self._link.receive(LaneKind.PULLED)
         return Pull(self._memory.parameters[int(message.flag)], message.first, message.second)
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """See `GradientExchange.push`. `step` is lane 0's."""
         data_points = whole(data_points)
         self._memory.write(self._lane, gradient)
-        self._link.send(_Kind.WRITTEN, first=data_points)
-        self._link.receive(_Kind.SUM)
+        self._link.send(LaneKind.WRITTEN, first=data_points)
+        self._link.receive(LaneKind.SUM)
         self._memory.add_up(self._lane)
-        self._link.send(_Kind.SUMMED)
-        answer = self._link.receive(_Kind.ANSWER)
+        self._link.send(LaneKind.SUMMED)
+        answer = self._link.receive(LaneKind.ANSWER)
         return Receipt(answer.flag, answer.first, answer.text.decode())
 
     def close(self) -> None:
