@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POINTS_EVERY_S = 1.0
 """Of the run, between two points of a curve."""
-Progressed = Literal["frames", "data_points", "games", "hours", "core_hours", "cpu_hours"]
+Progressed = Literal["frames", "data_points", "games", "hours", "core_hours_held", "cpu_hours"]
 
 
 class Run(os.PathLike[str]):

@@ -118,7 +118,7 @@ def _evaluation_point(record: Record) -> Point:
 
 
 def _whole_run(summary: RunSummary, now_s: float) -> dict[str, float | None]:
-    scores, (hours, core_hours) = summary.scores, summary.hours()
+    scores, (hours, core_hours_held) = summary.scores, summary.hours()
     return {
         "score/mean": scores.mean,
         "score/max": scores.max,
@@ -128,7 +128,7 @@ def _whole_run(summary: RunSummary, now_s: float) -> dict[str, float | None]:
         "progress/frames": summary.frames,
         "progress/data_points": summary.data_points,
         "progress/hours": hours,
-        "progress/core_hours": core_hours,
+        "progress/core_hours_held": core_hours_held,
         "progress/cpu_hours": summary.cpu_hours,
         "speed/data_points_per_s": summary.per_second(now_s, "data_points"),
         "speed/frames_per_s": summary.per_second(now_s, "frames"),

@@ -53,14 +53,14 @@ class RunFacts:
 
     def hours(self, last_seen_s: Sequence[float]) -> tuple[float, float]:
         """(hours, core-hours held) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
-        hours = core_hours = before_s = 0.0
+        hours = core_hours_held = before_s = 0.0
         for life, seen_s in zip(self.lives, last_seen_s, strict=False):
             began_s = max(life.started_s, before_s)  # records of a clock that was set back go on from there
             ended_s = min(seen_s, life.ended_s) if life.ended_s >= began_s else seen_s
             spent, before_s = max(0.0, ended_s - began_s) / 3600.0, max(before_s, seen_s)
             hours += spent
-            core_hours += spent * life.cores
-        return hours, core_hours
+            core_hours_held += spent * life.cores
+        return hours, core_hours_held
 
     def life_at(self, time_s: float) -> int:
         """Index of the newest life that had begun by `time_s`; 0 when there is none noted."""

@@ -100,7 +100,7 @@ _CHARTS = (
     ("progress/frames", "frames"),
     ("progress/data_points", "data points"),
     ("progress/hours", "hours"),
-    ("progress/core_hours", "core-hours held"),
+    ("progress/core_hours_held", "core-hours held"),
     ("progress/cpu_hours", "core-hours"),
     ("speed/data_points_per_s", "data points/s"),
     ("speed/frames_per_s", "frames/s"),

@@ -41,7 +41,7 @@ IDEAL: dict[str, Any] = {"color": "#555555", "linestyle": (0, (4, 3)), "linewidt
 AXIS_NAMES = {
     "score/mean": "mean score of the last games",
     "progress/cpu_hours": "core-hours of processor time",
-    "progress/core_hours": "core-hours held (cores × hours)",
+    "progress/core_hours_held": "core-hours held (cores × hours)",
 }
 """Of charts whose own name says too little."""
 _LEGEND_LETTERS = 110
@@ -51,7 +51,7 @@ Pairs = Sequence[tuple[float, Estimate]]
 _DOTS_PER_INCH = 160
 Centre = Literal["iqm", "mean"]
 X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/cpu_hours"}
-"""Core-hours without more words are processor time; those held are progress/core_hours."""
+"""Core-hours without more words are processor time; those held are progress/core_hours_held."""
 RANDOM_SCORES = {env_id: random for env_id, (random, _) in RANDOM_AND_HUMAN.items()} | {"CartPole-v1": 22.6}
 """Of random actions; CartPole's by playing 1,000 games."""
 MAY_DIFFER = (

@@ -57,7 +57,7 @@ def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_
     assert point["speed/frames_per_s"] == pytest.approx(2 * 1600 * 4, rel=0.02)
     assert point["speed/sections_worker_environment"] == pytest.approx(0.5)
     assert point["speed/sections_server_waiting"] == pytest.approx(0.8)
-    assert point["optimizer/gradient_delay_max"] == 1.0 and point["speed/progress_core_hours"] == pytest.approx(
+    assert point["optimizer/gradient_delay_max"] == 1.0 and point["speed/progress_core_hours_held"] == pytest.approx(
         2 * 30 / 3600
     )
 

@@ -43,7 +43,7 @@ def test_a_curve_has_every_chart_as_a_column_against_time(run):
     assert curve.column("score/mean")[-1] == pytest.approx(sum([s for s in range(60) for _ in (0, 1)][-50:]) / 50)
     hours = curve.column("progress/hours")
     assert (np.diff(hours) > 0).all() and hours[-1] == pytest.approx(60 / 3600)
-    assert curve.column("progress/core_hours")[-1] == pytest.approx(2 * 60 / 3600)
+    assert curve.column("progress/core_hours_held")[-1] == pytest.approx(2 * 60 / 3600)
 
 
 def test_the_time_between_two_lives_is_not_counted(run):
