@@ -47,11 +47,13 @@ class Family(NamedTuple):
     """Of its ids; None where there is none."""
     frame_skip: int | None = None
     """Emulator frames per agent step where nothing else is asked for; None where that is no option."""
+    frames_per_s: float | None = None
+    """At its own speed, of what does not say it itself."""
 
 
 FAMILIES = {
     "atari": Family("dba3c.environments.atari:make_atari", prefix="ALE", frame_skip=4),
-    "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4),
+    "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4, frames_per_s=35.0),
     "football": Family("dba3c.environments.football:football_maker", prefix="football"),
     "custom": Family("dba3c.environments.factory:custom_maker"),
     "gymnasium": Family("dba3c.environments.factory:registered_maker"),

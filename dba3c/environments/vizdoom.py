@@ -26,7 +26,6 @@ from dba3c.environments.config import EnvironmentConfig, close_names
 from dba3c.errors import UserError
 
 HEIGHT, WIDTH = 72, 96
-TICS_PER_S = 35
 
 
 class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -37,7 +36,6 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
     def __init__(self, scenario_file: Path, frame_skip: int) -> None:
         import vizdoom
 
-        self.metadata = {"render_modes": [], "render_fps": TICS_PER_S / frame_skip}
         self._frame_skip = frame_skip
         self._game = vizdoom.DoomGame()
         self._game.load_config(str(scenario_file))

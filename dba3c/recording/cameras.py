@@ -29,7 +29,7 @@ from dba3c.environments.atari import (
     console,
     native_consoles,
 )
-from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.config import FAMILIES, EnvironmentConfig
 from dba3c.environments.factory import as_configured, make_vector_environment, maker_of
 from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
@@ -68,14 +68,15 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
 
     def make_and_keep() -> gymnasium.Env[Any, Any]:
         try:
-            made[:] = [_make_drawn(config.env_id) if config.family == "gymnasium" else make_env()]
+            made[:] = [make_env() if config.family == "custom" else _make_drawn(config.env_id)]
         except UserError as error:  # it takes no render_mode, say; what it shows may be a picture itself
             refused.append(error)
             made[:] = [make_env()]
         return made[0]  # a broken one is replaced: the newest is the one that plays
 
-    environments = make_vector_environment(config, 1, seed, "evaluation", make_and_keep)
-    draws = made[0].render_mode == "rgb_array"
+    can_draw = config.family in ("custom", "gymnasium")
+    environments = make_vector_environment(config, 1, seed, "evaluation", make_and_keep if can_draw else None)
+    draws = can_draw and made[0].render_mode == "rgb_array"
     if draws and config.family == "gymnasium" and "rgb_array" not in (made[0].metadata.get("render_modes") or ()):
         draws = not _is_picture(environments)  # it keeps what it is given, and says that it cannot do it
     if not draws and not _is_picture(environments):
@@ -85,12 +86,14 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
             "a game is filmed), and its observations are not pictures"
         )
         raise (refused or [no_picture])[0]
+    frames_per_s = FAMILIES[config.family].frames_per_s
+    fps = made[0].metadata.get("render_fps") if can_draw else frames_per_s and frames_per_s / config.frames_per_step
     actions = environments.action_space
     first = int(actions.start) if isinstance(actions, gymnasium.spaces.Discrete) else 0
     numbered = range(first, first + int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
     return Camera(
         environments,
-        pictures_per_s=float(made[0].metadata.get("render_fps") or _DEFAULT_PICTURES_PER_S),
+        pictures_per_s=float(fps or _DEFAULT_PICTURES_PER_S),
         action_names=[str(action) for action in numbered],
         pictures=(lambda observation: [_rendered(config.env_id, made[0])]) if draws else _shown(environments),
     )
