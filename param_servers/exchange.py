@@ -25,7 +25,7 @@ Publish = Callable[[str, int], None]
 ShouldStop = Callable[[int, int], str | None]
 """(step, data points) -> why the run should end now, or None."""
 OnEvent = Callable[[dict[str, Any]], None]
-"""Hears {"event", "message", ...}; the message is one line for a person."""
+"""Hears {"event", "message"}, and "step" where it is of one; the message is one line for a person."""
 OnReport = Callable[[dict[str, Any]], None]
 """Hears figures, about once a second."""
 

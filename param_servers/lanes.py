@@ -21,7 +21,6 @@ silent ends lane 0 with `LaneLost`; without lane 0 the others end.
 """
 
 import contextlib
-import ctypes
 import errno
 import gc
 import itertools
@@ -44,12 +43,11 @@ from torch import Tensor
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt, whole
-from param_servers.lane_links import LaneKind, LaneLink, coded, of_each
+from param_servers.lane_links import LIBC, LaneKind, LaneLink, coded, nameless_file, of_each
 from param_servers.timeouts import CLOSE_S, Timeouts
 
 T = TypeVar("T")
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _MFD_CLOEXEC = 1, 1  # linux/prctl.h, linux/memfd.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MOST_NUMBERS = 4096
 _BUFFERS = 2
 """Of the parameters: those of a pull stay what they are until a lane pulls again, which may be later than lane 0."""
@@ -133,7 +131,7 @@ def run_in_lanes(
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, count)]
 
     def lane(index: int) -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             return
         if on_sigterm is not None:  # what a worker's forks undo, as an environment's are to
@@ -200,17 +198,6 @@ def _end(processes: Sequence[ForkProcess]) -> None:
                 process.join(CLOSE_S)
 
 
-def _nameless_file() -> int:
-    """A descriptor of memory. Not `os.memfd_create`, which a Python that was built for an old libc (conda's) lacks.
-
-    Raises OSError: this machine gives none.
-    """
-    descriptor: int = _LIBC.memfd_create(b"lanes", _MFD_CLOEXEC)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return descriptor
-
-
 class _Memory:
     """What the lanes of a worker share: parameters [2, P], a row for each lane's gradient [L, P], their mean [P]."""
 
@@ -230,7 +217,7 @@ class _Memory:
     def make(cls, links: Sequence[LaneLink], count: int, numel: int) -> "_Memory":
         """Lane 0's, of which the others are told."""
         size = cls.bytes_needed(count, numel)
-        descriptor = _nameless_file()
+        descriptor = nameless_file("lanes")
         try:
             os.posix_fallocate(descriptor, 0, size)  # now, not by a SIGBUS in the middle of a step
         except OSError as error:

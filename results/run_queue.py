@@ -88,6 +88,9 @@ def go_on(entries: Iterable[Entry]) -> int:
         if before == "done":
             keep_agent(entry)
             continue
+        if before == "diverged":
+            print(f"{entry.label}: diverged, left alone; its run is in {entry.run.folder}", flush=True)
+            continue
         if before == "live":
             raise UserError(f"{entry.label} is under way in another process: one at a time")
         if before == "packed":
@@ -97,6 +100,9 @@ def go_on(entries: Iterable[Entry]) -> int:
             raise UserError(f"{entry.run.folder} is of what the preset was before: remove it, and its archive")
         print(f"{entry.label}: {before}; budget {entry.core_hours:g} core-hours", flush=True)
         code = train(train_command(entry.run, resume=goes_on))
+        if entry.run.state() == "diverged":
+            print(f"{entry.label}: diverged, going on with the next", flush=True)
+            continue
         if entry.run.state() != "finished":
             print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
             return code or 1

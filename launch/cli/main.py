@@ -128,7 +128,7 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         return 0
     except OSError as error:  # a folder of somebody else, a name too long; without a file it is no user's mistake
-        if error.filename is None and error.errno == errno.ENOENT:
+        if error.filename is None and error.errno == errno.ENOENT and not _is_somewhere():
             print("dba3c: the current directory was deleted: cd to one that is there", file=sys.stderr)
             return USER_ERROR_EXIT
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -138,3 +138,12 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # where nothing has begun that a checkpoint could save
         print("dba3c: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _is_somewhere() -> bool:
+    """Whether the current directory is still there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

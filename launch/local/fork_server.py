@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
+from param_servers.lane_links import LIBC, nameless_file
 
 ROLE_IMPORTS = (
     "launch.role",
@@ -50,7 +50,6 @@ FORK_TIMEOUT_S = 60.0
 CLOSE_S = 5.0
 
 PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
-LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec is no place to load libraries
 _MOST_BYTES = 1 << 17
 _COMMAND_BYTES = 1024
 """Room for the command line of a role, as `ps` shows it."""
@@ -90,7 +89,7 @@ class ForkServer:
     def _begin(self) -> None:
         self._ready = False
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._said = os.fdopen(nameless_file("fork-server"), "w+b")
         with theirs:
             module = [*running_module("launch.local.fork_server"), str(theirs.fileno()), *self._imports]
             self._process = subprocess.Popen(

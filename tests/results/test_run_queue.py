@@ -8,6 +8,7 @@ import run_queue
 
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
+from dba3c.studies.study import StudyRun
 
 
 @pytest.fixture
@@ -65,6 +66,24 @@ def test_runs_are_chosen_by_name_and_their_commands_are_told(entries, capsys):
         run_queue.chosen(["t/n/seed"])
     run_queue.show(entries[1:], commands=True)
     assert "dba3c train breakout --max-core-hours 1 " in (said := capsys.readouterr().out) and "--seed 1\n" in said
+
+
+def test_a_run_that_diverged_does_not_hold_up_the_queue(entries, monkeypatch, capsys):
+    states = {entries[0].run.folder: "diverged", entries[1].run.folder: "missing"}
+    trained = []
+
+    def train(command):
+        trained.append(command)
+        states[entries[1].run.folder] = "diverged"
+        return 3
+
+    monkeypatch.setattr(run_queue, "state", lambda entry: states[entry.run.folder])
+    monkeypatch.setattr(StudyRun, "state", lambda run: states[run.folder])
+    monkeypatch.setattr(run_queue, "train", train)
+    monkeypatch.setattr(run_queue.os, "nice", lambda _: 0)
+    for _ in range(2):
+        assert run_queue.go_on(entries) == 0
+    assert len(trained) == 1 and capsys.readouterr().out.count("diverged, left alone") == 3
 
 
 def test_only_the_agent_of_an_entry_that_says_so_is_kept(entries, monkeypatch):

@@ -105,7 +105,13 @@ def test_a_script_of_another_exchange_passes_it_on_and_has_servers_only_where_it
     text = script_text(shape, ())
     assert f':-breakout_cluster}}" {passed_on}--evaluators 0' in text
     workers = shape.topology().workers
-    assert workers == (4 if exchange == "async" else 8) and f"{workers} workers" in text
+    assert workers == (4 if exchange == "async" else 8)
+    made_of = {
+        "allreduce": "8 gradients + 0 backup",
+        "majority": "6 gradients + 2 backup",
+        "async": "each gradient is an update",
+    }
+    assert f"{workers} workers ({made_of[exchange]})" in text
     config, _ = fit_config(
         parse_train(["breakout_cluster", *passed_on.split()]), LaunchPlace(launcher="srun", world_size=8), cores=12
     )

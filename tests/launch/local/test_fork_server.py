@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -121,6 +123,19 @@ def test_what_cannot_be_imported_is_one_line(forked: Callable[..., int]) -> None
     server = ForkServer(["no_such_module"], import_timeout_s=200)
     with server, pytest.raises(UserError, match="No module named 'no_such_module'"):
         forked(server, "exit", "0")
+
+
+def test_a_fork_server_needs_no_folder_to_write_in_nor_what_a_python_built_for_an_old_libc_lacks(
+    forked: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with ForkServer([], import_timeout_s=200) as server:
+        assert os.waitstatus_to_exitcode(os.waitpid(forked(server, "exit", "3"), 0)[1]) == 3
 
 
 def test_imports_that_hang_are_one_line(forked: Callable[..., int], tmp_path: Path) -> None:
