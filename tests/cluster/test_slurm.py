@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from dba3c.runs.ending import failures
+from launch.cli.sbatch import SlurmShape, script_text
 from tests.cluster.conftest import NODES, Cluster, Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,18 +134,23 @@ def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) 
 
 
 def test_a_job_that_gets_nothing_of_its_submitter_s_environment_trains(cluster: Cluster, tmp_path: Path) -> None:
-    """``sbatch --export=NONE``, the default of some sites: all that the script knows is what `.venv` sets."""
-    small = cluster.small("breakout_64nodes.sh", tmp_path, "--total-frames 2000 --servers 1 --backup-workers 0")
+    """``sbatch --export=NONE``, the default of some sites: all that the script knows is what `.venv` sets. The script is
+    of a shape of one's own, without servers."""
+    shape = SlurmShape(preset="CartPole-v1", nodes=3, cpus_per_task=2, exchange="majority", backup_workers=1)
+    script = tmp_path / "job.sh"
+    script.write_text(script_text(shape, ()))
+    small = cluster.small(script.name, tmp_path, "--total-frames 2000")
     small |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
     activate = tmp_path / ".venv" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in small.items())
     activate.write_text(f"source {shlex.quote(sys.prefix)}/bin/activate\n{exports}")
-    script = str(ROOT / "slurm" / "breakout_64nodes.sh")
-    said = cluster.run("sbatch", "--export=NONE", "--nodes=3", script, cwd=tmp_path)
+    said = cluster.run("sbatch", "--export=NONE", str(script), cwd=tmp_path)
     job = Job(cluster, said.split()[-1], tmp_path)
     assert job.wait_for_end()["JobState"] == "COMPLETED", job.output
     assert job.lives()[0]["ended"]["outcome"] == "finished", job.output
+    exchange = json.loads((job.run_dir / "config.json").read_text())["exchange"]
+    assert [exchange[name] for name in ("exchange", "num_workers", "num_backup_workers")] == ["majority", 3, 1]
 
 
 def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Path) -> None:
