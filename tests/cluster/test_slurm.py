@@ -134,7 +134,7 @@ def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) 
 
 
 def test_a_job_that_gets_nothing_of_its_submitter_s_environment_trains(cluster: Cluster, tmp_path: Path) -> None:
-    """``sbatch --export=NONE``, the default of some sites: all that the script knows is what `.venv` sets. The script is
+    """``sbatch --export=NONE``, the default of some sites: all that the script knows is what `.venv` sets. It is
     of a shape of one's own, without servers."""
     shape = SlurmShape(preset="CartPole-v1", nodes=3, cpus_per_task=2, exchange="majority", backup_workers=1)
     script = tmp_path / "job.sh"
