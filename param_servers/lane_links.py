@@ -1,8 +1,6 @@
 """What the lanes of a worker say to each other: packets between lane 0 and each of the others (`lanes.py`)."""
 
 import contextlib
-import ctypes
-import os
 import select
 import socket
 import struct
@@ -17,8 +15,6 @@ from param_servers.wire.messages import bytes_of, text_of
 
 _HEADER = struct.Struct("<B?qq")
 _MOST_BYTES = 1 << 16
-_MFD_CLOEXEC = 1  # linux/memfd.h
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class LaneKind(IntEnum):
@@ -112,16 +108,3 @@ class LaneLink:
     def _check_not_failed(self, packet: bytes) -> None:
         if packet[0] == LaneKind.FAILED:
             raise LaneLost(f"{self._who} failed: {text_of(packet[_HEADER.size :])}")
-
-
-def nameless_file(name: str) -> int:
-    """A descriptor of a file in memory, which is gone with the last process that has it; `name` is for /proc alone.
-
-    Not `os.memfd_create`, which a Python that was built for an old libc (conda's) lacks.
-
-    Raises OSError: this machine gives none.
-    """
-    descriptor: int = LIBC.memfd_create(name.encode(), _MFD_CLOEXEC)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return descriptor

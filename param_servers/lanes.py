@@ -43,11 +43,11 @@ from torch import Tensor
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt, whole
-from param_servers.lane_links import LIBC, LaneKind, LaneLink, coded, nameless_file, of_each
+from param_servers.lane_links import LaneKind, LaneLink, coded, of_each
+from param_servers.libc import LIBC, PR_SET_PDEATHSIG, nameless_file
 from param_servers.timeouts import CLOSE_S, Timeouts
 
 T = TypeVar("T")
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MOST_NUMBERS = 4096
 _BUFFERS = 2
 """Of the parameters: those of a pull stay what they are until a lane pulls again, which may be later than lane 0."""
@@ -131,7 +131,7 @@ def run_in_lanes(
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, count)]
 
     def lane(index: int) -> None:
-        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             return
         if on_sigterm is not None:  # what a worker's forks undo, as an environment's are to

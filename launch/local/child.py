@@ -12,8 +12,8 @@ from types import FrameType
 from typing import BinaryIO
 
 from dba3c.errors import RUN_BROKEN_EXIT, warn_on_stderr
-from launch.local.fork_server import PARENT_VARIABLE, PR_SET_PDEATHSIG, RETURNED, ForkServer
-from param_servers.lane_links import LIBC
+from launch.local.fork_server import PARENT_VARIABLE, RETURNED, ForkServer
+from param_servers.libc import LIBC, PR_SET_PDEATHSIG
 
 _ORPHAN_LOOK_S = 1.0
 _TAIL_BYTES = 64 * 1024

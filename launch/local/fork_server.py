@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
-from param_servers.lane_links import LIBC, nameless_file
+from param_servers.libc import LIBC, PR_SET_PDEATHSIG, nameless_file
 
 ROLE_IMPORTS = (
     "launch.role",
@@ -49,7 +49,7 @@ IMPORT_TIMEOUT_S = 600.0
 FORK_TIMEOUT_S = 60.0
 CLOSE_S = 5.0
 
-PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _MOST_BYTES = 1 << 17
 _COMMAND_BYTES = 1024
 """Room for the command line of a role, as `ps` shows it."""
