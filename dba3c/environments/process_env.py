@@ -12,7 +12,6 @@ making and closing wait without a bound, and it makes one more environment in th
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -37,11 +36,11 @@ from dba3c.environments.protocol import number
 from dba3c.environments.spaces import ActionCodec, CodedBox, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 from dba3c.own_code import ANYTHING, RaisedInProcess, ignore_here, one_line
+from param_servers.libc import LIBC, PR_SET_PDEATHSIG
 from param_servers.timeouts import NAP_S, AwakeClock
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
 _PLAYED = struct.Struct("<dd???")  # reward, score_reward, whether that was given, terminated, truncated
 _LARGEST_WORDS = 1 << 20  # bytes of what is no observation
@@ -212,7 +211,7 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], 
     """The environment's end: play what is asked until the worker closes its own."""
     # A hung environment must not outlive its worker; what ends all processes (Ctrl-C, a cgroup's SIGTERM) reaches the
     # worker, too, which goes on to its next step and closes us.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     ignore_here(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     os.set_inheritable(descriptor, False)  # a child of the environment's would keep it open when this process is dead
     with Connection(descriptor) as pipe:

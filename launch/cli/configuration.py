@@ -241,6 +241,7 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         evaluators=run.evaluators,
         recorders=run.recorders,
         colocated_servers=said.colocated_servers,
+        asynchronous=exchange.exchange == "async",
         started_by=place.launcher,
     )
     if exchange.exchange == "async":

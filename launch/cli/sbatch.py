@@ -139,6 +139,7 @@ class SlurmShape:
             evaluators=self.evaluators,
             recorders=self.recorders,
             colocated_servers=self.colocated_servers,
+            asynchronous=self.exchange == "async",
             started_by=self.started_by,
         )
 
@@ -240,10 +241,7 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
     said = parse_train([shape.preset, *shlex.split(_of_workers(shape))])
     config, _ = fit_config(said, LaunchPlace(launcher=shape.started_by, world_size=topology.ranks), shape.cpus_per_task)
     cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "
-    arithmetic = topology.arithmetic()
-    if shape.exchange == "async":
-        arithmetic = arithmetic.replace(f"{topology.gradients} gradients + 0 backup", "each gradient is an update")
-    return [cores + arithmetic, *said_of_samples(said, config)]
+    return [cores + topology.arithmetic(), *said_of_samples(said, config)]
 
 
 def request_lines(

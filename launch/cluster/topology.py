@@ -49,6 +49,8 @@ class Topology:
     """Servers run beside workers, in the same ranks, instead of in ranks of their own."""
     colocated_actors: bool = False
     """Each learner's actors run beside it."""
+    asynchronous: bool = False
+    """Each gradient is an update."""
 
     def __post_init__(self) -> None:
         for name in ("servers", "workers", "backup_workers", "evaluators", "recorders", "learners", "actors"):
@@ -100,7 +102,8 @@ class Topology:
         """One line for people: the sum at the top of this file."""
         text = f"{self.ranks} = {self._sum_text()}"
         if self.workers:
-            text += f" ({_count(self.gradients, 'gradient')} + {self.backup_workers} backup)"
+            synchronous = f"{_count(self.gradients, 'gradient')} + {self.backup_workers} backup"
+            text += f" ({'each gradient is an update' if self.asynchronous else synchronous})"
         if self.colocated_servers and self.servers:
             text += f", {_count(self.servers, 'server')} beside workers"
         if self.colocated_actors:
@@ -150,6 +153,7 @@ def fit(
     learners: int = 0,
     actors: int | None = None,
     colocated_servers: bool = False,
+    asynchronous: bool = False,
     started_by: str = "the launcher",
 ) -> Topology:
     """The topology of ``world_size`` ranks: what was not given follows from what was.
@@ -211,6 +215,7 @@ def fit(
         evaluators=evaluators,
         recorders=recorders,
         colocated_servers=colocated_servers,
+        asynchronous=asynchronous,
     )
 
 

@@ -50,8 +50,8 @@ def fitted(world_size: int, *words: str) -> str:
         (8, "breakout --mode central --exchange servers --servers 2 --learners 3", "8 = 2 servers + 3 learners + 3 actors"),  # noqa: E501
         (4, "CartPole-v1 --exchange allreduce", "4 = 4 workers (4 gradients + 0 backup)"),
         (16, "breakout --exchange allreduce", "16 = 16 workers (16 gradients + 0 backup)"),
-        (4, "CartPole-v1 --exchange async --servers 1", "4 = 1 server + 3 workers (3 gradients + 0 backup)"),
-        (16, "breakout --exchange async --servers 1", "16 = 1 server + 15 workers (15 gradients + 0 backup)"),
+        (4, "CartPole-v1 --exchange async --servers 1", "4 = 1 server + 3 workers (each gradient is an update)"),
+        (16, "breakout --exchange async --servers 1", "16 = 1 server + 15 workers (each gradient is an update)"),
     ],
 )  # fmt: skip
 def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, arithmetic: str) -> None:
