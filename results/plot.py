@@ -259,7 +259,7 @@ def launch(folder: Path) -> None:
     for index, servers, x, mine in series(rows, "servers", "megabytes"):
         axes.plot(x, numbers(mine, "step_ms"), marker="o", color=PALETTE[index], label=f"k = {servers}")
     axes.axhline(sleep_ms, label="the sleep", **IDEAL)
-    axes.axhline(1.15 * sleep_ms, color="black", linestyle="--", label="1.15 × the sleep")
+    axes.axhline(1.25 * sleep_ms, color="black", linestyle="--", label="1.25 × the sleep")
     axes.set_xscale("log")
     from_zero(axes)
     x_name = f"parameters, MB ({rows[0]['workers']} workers that sleep {sleep_ms:.0f} ms, on two cores)"

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from open_mpi import OpenMpi, OpenMpiRing, found
+from open_mpi import OpenMpi, OpenMpiRing, dilation, found
 from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
@@ -99,6 +99,7 @@ class _Product(torch.nn.Module):
 class Horovod(PlainAllReduce):
     """Horovod's DistributedOptimizer over Gloo. Its rendezvous is rank 0's, as horovodrun would have started it.
 
+    Its ranks ask each other in each cycle what is to be summed; a cycle is as long as by default, in the cluster's time.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 
@@ -111,7 +112,7 @@ class Horovod(PlainAllReduce):
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_HOSTNAME": f"host{rank}",
         }
-        os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": addresses(0), "HOROVOD_CYCLE_TIME": "0.1"}
+        os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": addresses(0), "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
         os.environ |= {"HOROVOD_GLOO_IFACE": "eth0"} if case.rate_mbit else {}
         if case.rate_mbit:
             unshare = ctypes.CDLL(None, use_errno=True).unshare

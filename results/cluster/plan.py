@@ -50,8 +50,6 @@ STRAGGLER = 3.0
 UNDILATED_HOSTS = 8
 """Sixteen cores hold them at D = 1."""
 TAIL = 0.5
-POLLING = ("Horovod", "Open MPI", "Open MPI ring")
-"""Ranks that wait by asking again and again: they take all processors at any D."""
 STEPS_BEFORE, STEPS_AFTER = 6, 10
 """A fault."""
 STEP_TIMEOUT_S = 40.0
@@ -89,12 +87,6 @@ class Row(NamedTuple):
         """Data points of a gradient."""
         return CORES * self.environments * LENGTH_STEPS
 
-    @property
-    def most_tries(self) -> int:
-        """On too busy a machine: at slower links a byte costs more processor time, packet by packet, so a row may never
-        be slow enough."""
-        return 1 if self.scene.exchange in POLLING else 3
-
     def times_s(self) -> NDArray[np.float64]:
         """[steps, n]: the same for all rows of a network, whatever exchange, D and, but in `to_score`, n."""
         if not self.network:
@@ -123,7 +115,7 @@ class CentralRow(NamedTuple):
     """Whose costs."""
     scene: CentralScene
 
-    part, most_tries = "central", 2
+    part = "central"
 
     @property
     def key(self) -> str:
@@ -203,9 +195,8 @@ def method() -> Iterator[Row]:
 def undilated() -> Iterator[Row]:
     """Eight hosts beside what a user would pick instead, once more on a machine that holds them at D = 1."""
     for network, mb in (("small", 1.33), ("nature", 6.7)):
-        for polling in (False, True):
-            for row in peers(UNDILATED_HOSTS, network, mb, polling):
-                yield row._replace(part="undilated", dilation=1)
+        for row in peers(UNDILATED_HOSTS, network, mb):
+            yield row._replace(part="undilated", dilation=1)
 
 
 def workers(gbit: float, network: str, nodes: tuple[int, ...] = NODES) -> Iterator[Row]:
@@ -237,20 +228,16 @@ def backup(exchange: str, k: int, network: str) -> Iterator[Row]:
         yield Row("backup", network, scene(exchange, 64, network, 1.0, k=k, b=b), tail=TAIL)
 
 
-def peers(n: int, network: str, mb: float, polling: bool) -> Iterator[Row]:
+def peers(n: int, network: str, mb: float) -> Iterator[Row]:
     """Ours and what a user would pick instead; without a straggler, where ours have their all-reduce too, and with one,
-    where they have one backup worker.
-
-    `polling`: those of `POLLING` alone, or all others.
-    """
+    where they have one backup worker."""
     for slow in (1.0, STRAGGLER):
         b = int(slow > 1)
         ours = [("servers", n, b, True), ("majority", 0, b, False), ("servers", 4, b, False)]
         ours += [] if b else [("allreduce", 0, 0, False)]
         theirs = [(name, int(other.serve is not None), 0, False) for name, other in PEERS.items()]
         for exchange, k, backups, colocated in theirs + ours:
-            if (exchange in POLLING) is polling:
-                yield Row("peers", network, Scene(exchange, n, backups, k, colocated, mb, 1.0), slow=slow)
+            yield Row("peers", network, Scene(exchange, n, backups, k, colocated, mb, 1.0), slow=slow)
 
 
 def faults(network: str) -> Iterator[Row]:
@@ -298,14 +285,13 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
     yield from calibration()
     yield from method()
     yield from workers(1.0, "small", (64, 1, 4, 16))
-    yield from peers(16, "small", 1.33, polling=False)
+    yield from peers(16, "small", 1.33)
     yield from servers(1.0, "small")
     yield from to_score("small")
     yield from backup("servers", 4, "dba3c")
     yield from backup("majority", 0, "small")
-    yield from peers(8, "small", 1.33, polling=False)
-    yield from peers(64, "small", 1.33, polling=False)
-    yield from peers(16, "small", 1.33, polling=True)
+    yield from peers(8, "small", 1.33)
+    yield from peers(64, "small", 1.33)
     yield from asynchronous(1.0, "small")
     yield from workers(1.0, "dba3c", (64, 1, 4, 16))
     yield from workers(1.0, "nature", (64, 1, 4, 16))
@@ -314,11 +300,7 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
     yield from central(1.0, "small")
     yield from central(10.0, "small")
     for n in (16, 64, 8):
-        yield from peers(n, "nature", 6.7, polling=False)
-    for n in (8, 64):
-        yield from peers(n, "small", 1.33, polling=True)
-    for n in (16, 8, 64):
-        yield from peers(n, "nature", 6.7, polling=True)
+        yield from peers(n, "nature", 6.7)
     for network in PARAMETERS:
         yield from workers(1.0, network)
         yield from workers(10.0, network)

@@ -2,16 +2,18 @@
 
     python results/launch/measure.py       (root; tests/cluster/install_slurm.sh; 12 GB of memory; some minutes)
 
-The committed 64-node script with CartPole; the Slurm of many nodes is that of `make test-cluster`. Writes launch.json
-and the tables of README.md in results/launch. What the exchange of 64 workers costs is
-`param_servers.benchmarks.exchange`'s to measure.
+The committed 64-node script with CartPole; the Slurm of many nodes is that of `make test-cluster`. Beside it, how long
+as many interpreters take to import torch, which each rank has to. Writes launch.json and the tables of README.md in
+results/launch. What the exchange of 64 workers costs is `param_servers.benchmarks.exchange`'s to measure.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,11 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=64)
     ranks = parser.parse_args().ranks
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
+    subprocess.run([sys.executable, "-c", "import launch.cli.runs, launch.role"], check=True)
+    imports_s = import_everywhere(ranks)
     with (
         tempfile.TemporaryDirectory(prefix="dba3c-lab-") as folder,
         contextmanager(lab)(Path(folder), ranks) as cluster,
     ):
-        startup = measure_startup(cluster, ranks)
+        startup = {"torch_alone_imported_everywhere_s": imports_s, **measure_startup(cluster, ranks)}
     measured = {**facts(shlex.join(["python", "results/launch/measure.py", *sys.argv[1:]])), "startup": startup}
     (HERE / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     print(*tables(startup), sep="\n\n")
@@ -54,9 +59,24 @@ def tables(startup: dict[str, Any]) -> list[str]:
     sizes = ("processes", "rss_mb", "pss_mb", "pss_sum_mb")
     memory = [(kind, *(found[name] for name in sizes)) for kind, found in startup["memory_mb"].items()]
     return [
-        markdown(("since sbatch", "s"), [(name.replace("_", " "), f"{value:.1f}") for name, value in moments.items()]),
+        markdown(("since the beginning", "s"), [(name.replace("_", " "), f"{value:.1f}") for name, value in moments.items()]),
         markdown(("process", "count", "RSS", "PSS", "PSS of all"), memory),
     ]
+
+
+def import_everywhere(ranks: int) -> float:
+    """Seconds until as many interpreters, started at once, have imported torch and do nothing else."""
+    command = [sys.executable, "-c", "import torch; print(flush=True); input()"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # as a rank of one core
+    began_s = time.monotonic()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environ}
+    interpreters = [subprocess.Popen(command, **pipes) for _ in range(ranks)]
+    for interpreter in interpreters:
+        interpreter.stdout.readline()
+    took_s = time.monotonic() - began_s
+    for interpreter in interpreters:
+        interpreter.communicate(b"\n")
+    return took_s
 
 
 def measure_startup(cluster: Cluster, nodes: int) -> dict[str, Any]:
