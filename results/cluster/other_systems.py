@@ -99,7 +99,7 @@ class _Product(torch.nn.Module):
 class Horovod(PlainAllReduce):
     """Horovod's DistributedOptimizer over Gloo. Its rendezvous is rank 0's, as horovodrun would have started it.
 
-    Its ranks ask each other in each cycle what is to be summed; a cycle is as long as by default, in the cluster's time.
+    Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 

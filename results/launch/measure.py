@@ -58,8 +58,9 @@ def tables(startup: dict[str, Any]) -> list[str]:
     moments = {name.removesuffix("_s"): value for name, value in startup.items() if name.endswith("_s")}
     sizes = ("processes", "rss_mb", "pss_mb", "pss_sum_mb")
     memory = [(kind, *(found[name] for name in sizes)) for kind, found in startup["memory_mb"].items()]
+    seconds = [(name.replace("_", " "), f"{value:.1f}") for name, value in moments.items()]
     return [
-        markdown(("since the beginning", "s"), [(name.replace("_", " "), f"{value:.1f}") for name, value in moments.items()]),
+        markdown(("since the beginning", "s"), seconds),
         markdown(("process", "count", "RSS", "PSS", "PSS of all"), memory),
     ]
 
