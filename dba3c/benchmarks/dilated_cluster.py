@@ -54,9 +54,10 @@ def draw(folder: Path) -> None:
         mine = [row for row in rows if row["part"] == "workers" and (row["network"], row["gbit"]) == (network, gbit)]
         _draw_workers(folder, mine)
         _draw_servers(folder, mine)
-    for network in dict.fromkeys(row["network"] for row in rows if row["part"] == "backup"):
-        _draw_backup(folder, [row for row in rows if (row["part"], row["network"]) == ("backup", network)])
-    _draw_central(folder, [row for row in rows if row["part"] == "central"], rows)
+    for network in dict.fromkeys(row["network"] for row in rows):
+        mine = [row for row in rows if row["network"] == network]
+        _draw_backup(folder, [row for row in mine if row["part"] == "backup"])
+        _draw_central(folder, [row for row in mine if row["part"] == "central"], mine)
     _draw_faults(folder, [row for row in rows if row["part"] == "faults"])
 
 
@@ -124,8 +125,8 @@ def _draw_central(folder: Path, rows: Sequence[Row], others: Sequence[Row]) -> N
     told_apart = [{**row, "exchange": f"central inference, {row['gbit']:g} Gbit/s"} for row in rows]
     _draw_lines(axes, told_apart, "learner_cores")
     for index, gbit in enumerate(dict.fromkeys(row["gbit"] for row in rows)):
-        of = ("workers", network, gbit, nodes)
-        beside = [row for row in others if (row["part"], row["network"], row["gbit"], row["workers"]) == of]
+        of = ("workers", gbit, nodes)
+        beside = [row for row in others if (row["part"], row["gbit"], row["workers"]) == of]
         if beside:
             best = max(beside, key=lambda row: row["data_points_per_s"])
             told = f"workers, {way(best)}, {gbit:g} Gbit/s"

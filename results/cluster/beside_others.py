@@ -8,6 +8,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
+from open_mpi import POLL_S
 from plan import STRAGGLER, UNDILATED_HOSTS, mark
 
 from dba3c.benchmarks.dilated_cluster import way
@@ -35,7 +36,7 @@ def percent(share: float, digits: int = 1) -> str:
 def peers(rows: Rows) -> list[str]:
     """Who is ahead, those cases first in which it is not ours; and all, of the most hosts."""
     cases, told = _contests(rows)
-    introduction = _PEERS.format(straggler=STRAGGLER, majority=_behind("majority", cases))
+    introduction = _PEERS.format(straggler=STRAGGLER, poll=1e6 * POLL_S, majority=_behind("majority", cases))
     return [introduction, told, _at_a_glance(rows)]
 
 
@@ -119,14 +120,16 @@ def _ahead(case: Rows) -> tuple[float, str]:
 
 _PEERS = """\
 Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \
-compute times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup \
-worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, too, as one would choose \
-it then: a majority's ranks sum when it is known who is in the step, so all wait for the one that was last to end the \
-step before, where a ring lets each go on by itself{majority}. Servers are slower with a backup worker than without \
-where the wire is the limit: who is in a step is known when the g-th gradient is complete, so nothing is passed on \
-before, and pushing and pulling follow each other. A majority knows it before anything is sent. Data points/s, those \
-cases first in which another is furthest ahead, and below them all exchanges of the most hosts (all rows: `part` \
-*peers* in `rows.jsonl`):"""
+compute times and hosts. Ranks of Open MPI and Horovod that wait ask again and again, here with naps of {poll:g} µs \
+of the cluster's time between. 64 ranks of Horovod do not come up in this lab: a peer closes Gloo's connections. Who \
+has Open MPI has its ring with our all-reduce, too (`--exchange allreduce --collective-backend mpi`). Straggler: \
+worker 1 always computes {straggler:g} times as long; ours then have one backup worker, which none of theirs knows. \
+Where nobody is late ours have their plain all-reduce, too, as one would choose it then: a majority's ranks sum when \
+it is known who is in the step, so all wait for the one that was last to end the step before, where a ring lets each \
+go on by itself{majority}. Servers are slower with a backup worker than without where the wire is the limit: who is \
+in a step is known when the g-th gradient is complete, so nothing is passed on before, and pushing and pulling follow \
+each other. A majority knows it before anything is sent. Data points/s, those cases first in which another is \
+furthest ahead, and below them all exchanges of the most hosts (all rows: `part` *peers* in `rows.jsonl`):"""
 
 _AT_ONE = """\
 **Measured, not dilated**: {hosts} of these hosts on {machine}, their links at 1 Gbit/s and processors as fast as they \

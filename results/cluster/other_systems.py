@@ -10,12 +10,13 @@ import ctypes
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from open_mpi import OpenMpi, OpenMpiRing, dilation, found
+from open_mpi import POLL_S, OpenMpi, OpenMpiRing, dilation, found
 from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
@@ -97,9 +98,10 @@ class _Product(torch.nn.Module):
 
 
 class Horovod(PlainAllReduce):
-    """Horovod's DistributedOptimizer over Gloo. Its rendezvous is rank 0's, as horovodrun would have started it.
+    """Horovod's allreduce over Gloo, then torch.optim. Its rendezvous is rank 0's, as horovodrun would have started it.
 
     Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
+    So are the naps of who waits for the sum (see open_mpi.py): DistributedOptimizer asks as often as it can.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 
@@ -127,13 +129,15 @@ class Horovod(PlainAllReduce):
         os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = store.get("port").decode()
         hvd.init()
         self._parameters = torch.nn.Parameter(torch.zeros(case.numel))
-        own = torch.optim.RMSprop([self._parameters], lr=7e-4)
-        self._optimizer = hvd.DistributedOptimizer(own, named_parameters=[("parameters", self._parameters)])
+        self._optimizer = torch.optim.RMSprop([self._parameters], lr=7e-4)
         self._case, self._step = case, 0
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
-        self._optimizer.zero_grad()
-        (self._parameters @ gradient).backward()
+        self._parameters.grad = gradient.clone()
+        handle = hvd.allreduce_async_(self._parameters.grad, name="gradient", op=hvd.Average)
+        while not hvd.poll(handle):
+            time.sleep(POLL_S * dilation(self._case))
+        hvd.synchronize(handle)
         self._optimizer.step()
         self._step += 1
         return Receipt(True, self._step)
