@@ -135,7 +135,7 @@ def connect(
     """
     addresses, config, plan = _run_of(module, address, exchange_config)
     exchange = ServersExchange(
-        worker=whole(worker, "worker"),
+        worker=worker,
         plan=plan,
         exchange_config=config,
         resolve=lambda server: addresses[server],

@@ -26,7 +26,7 @@ from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_process_token
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Code, Header, Kind, check_data_points, control_payload, text_of
+from param_servers.wire.messages import MOST_RANK, Code, Header, Kind, check_data_points, control_payload, text_of
 from param_servers.wire.tcp_sockets import LOOPBACK
 
 _DIAL_NAP_S = 0.05
@@ -47,7 +47,7 @@ class ServersExchange:
         hub, clock: others than TCP and time: a simulation has its own, and calls neither `pull` nor what waits as it.
 
     Raises:
-        ConfigError: the secret is too short.
+        ConfigError: the secret is too short, or no header has room for the rank.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class ServersExchange:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._timeouts = timeouts = exchange_config.timeouts
-        self.worker = worker
+        self.worker = whole(worker, "worker")
+        if self.worker > MOST_RANK:
+            raise ConfigError(f"worker must be a rank of at most {MOST_RANK}, got {worker}")
         self.incarnation = new_incarnation() if incarnation is None else incarnation
         self.state = ClientState(plan, exchange_config.exchange == "async")
         self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]

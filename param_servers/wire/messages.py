@@ -39,6 +39,7 @@ _HEADER = struct.Struct("<4sHBB4xIIIIqqQQ4x")
 HEADER_BYTES = _HEADER.size
 MOST_CONTROL_BYTES = 1 << 20
 """Of a frame that carries no tensor."""
+MOST_RANK = (1 << 32) - 1
 MOST_DATA_POINTS = 1 << 32
 """Of one gradient: a run's sum of them, signed 64 bit, has room for 2³¹ such."""
 FIRST_FREE = 64

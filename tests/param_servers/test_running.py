@@ -253,9 +253,9 @@ def test_addresses_as_a_file_of_json_has_them_are_addresses() -> None:
     connect(torch.nn.Linear(3, 1), [["127.0.0.1", 7902]], secret=bytes(32)).close()  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("wrong", [{"worker": -1}, {"worker": "0"}, {"worker": 1.5}])
+@pytest.mark.parametrize("wrong", [{"worker": -1}, {"worker": "0"}, {"worker": 1.5}, {"worker": 1 << 32}])
 def test_a_worker_that_is_no_rank_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="^worker must be a whole number from 0 on, got"):
+    with pytest.raises(ConfigError, match="^worker must be a (whole number from 0 on|rank of at most 4294967295), got"):
         connect(torch.nn.Linear(3, 1), ("127.0.0.1", 7902), secret=bytes(32), **wrong)
 
 
