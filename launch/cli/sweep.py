@@ -136,12 +136,20 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
         elif flag and option not in known and (close := difflib.get_close_matches(name, mine, cutoff=0.75)):
             raise UserError(f"unknown option {flag}; did you mean --{close[0]}?")
         elif flag and name not in lists and (len(values) > 1 or any(RANGE.fullmatch(value) for value in values)):
-            if len(set(values)) < len(values):
+            if len(set(map(as_a_number, values))) < len(values):
                 raise UserError(f"a value of --{name} is given twice")
             axes.append((name, *values))
         else:
             common += [*([flag] if flag else []), *values]
     return own, common, axes
+
+
+def as_a_number(value: str) -> float | str:
+    """1e-3 and 0.001 are one; what is no number is itself."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:

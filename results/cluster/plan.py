@@ -299,8 +299,9 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
     yield from faults("small")
     yield from central(1.0, "small")
     yield from central(10.0, "small")
-    yield from central(1.0, "nature")
-    yield from central(10.0, "nature")
+    for network in ("nature", "dba3c"):
+        yield from central(1.0, network)
+        yield from central(10.0, network)
     for n in (16, 64, 8):
         yield from peers(n, "nature", 6.7)
     for network in PARAMETERS:

@@ -2,7 +2,8 @@
 
 Simulates central.csv from agent_costs.json: what one core takes to step, infer and learn, for each size of network.
 Those are measured:  python results/simulation/central.py --runs FOLDER  reads them from the run folders that
-`results/architectures/measure.py --runs FOLDER` has left, of its workers + servers.
+`results/architectures/measure.py --runs FOLDER` has left, of its workers + servers. Other networks' costs, of a run in
+FOLDER/sync-servers-NETWORK/seed-0, are for who else reads them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ COLUMNS = ("network", "nodes", "learner_cores", "workers_per_s", "central_per_s"
 def measured(folder: Path) -> dict[str, dict[str, Any]]:
     """Seconds for one agent step of one environment, M, and the run that says so."""
     costs = {}
-    for network in NETWORK_SIZES:
-        path = folder / f"sync-servers-{network}" / "seed-0"
+    for path in sorted(folder.glob("sync-servers-*/seed-0")):
+        network = path.parent.name.removeprefix("sync-servers-")
         calibration = calibrate([path])
         life = RunFolder.open(path).meta()["lives"][0]
         costs[network] = {
@@ -50,7 +51,8 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
 
 def rows(costs: dict[str, dict[str, Any]]) -> Iterator[Sequence[object]]:
     """Data points per second of both, for each network, number of nodes and speed of the learner's node."""
-    for network, known in costs.items():
+    for network in NETWORK_SIZES:
+        known = costs[network]
         for nodes in NODES:
             for speed in LEARNER_CORES:
                 agent = AgentCosts(**known["costs"])
@@ -62,11 +64,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="measure agent_costs.json anew, from these")
     runs = parser.parse_args().runs
-    if runs is not None:
-        COSTS.write_text(json.dumps(measured(runs), indent=1) + "\n", encoding="utf-8")
-    if not COSTS.exists():
-        parser.error(f"there is no {COSTS.name} yet: name measured runs with --runs")
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
+    if runs is not None:
+        costs |= measured(runs)
+        COSTS.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
     write_rows(HERE / "central.csv", [dict(zip(COLUMNS, row, strict=True)) for row in rows(costs)])
 
 

@@ -79,6 +79,8 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, 
     assert "--trials is of a search" in refused(capsys, "sweep", "CartPole-v1", *two, "--trials", "3")
     assert "seeds must be at least 1" in refused(capsys, "sweep", *two, "--seeds", "0")
     assert "--learning-rate is given twice" in refused(capsys, "sweep", *two, *two)
+    twice = ("CartPole-v1", "--learning-rate", "1e-3", "0.001")
+    assert "a value of --learning-rate is given twice" in refused(capsys, "sweep", *twice)
     assert "--lr is given twice, as --learning-rate too" in refused(capsys, "sweep", *two, "--lr", "1e-2")
     fixed_too = ("--num-workers", "4", "--workers", "1", "2")
     assert "--workers is given twice, as --num-workers too" in refused(capsys, "sweep", *fixed_too)
