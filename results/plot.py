@@ -252,8 +252,11 @@ def inference(folder: Path) -> None:
 
 
 def launch(folder: Path) -> None:
-    """Step time over the size of the parameters, a line for each number of servers."""
-    rows = rows_of(folder / "overhead.jsonl")
+    """Step time over the size of the parameters, a line for each number of servers; of several runs the middle one."""
+    runs: dict[tuple[int, float], list[Row]] = {}
+    for row in sorted(rows_of(folder / "overhead.jsonl"), key=lambda row: float(row["step_ms"])):
+        runs.setdefault((row["servers"], row["megabytes"]), []).append(row)
+    rows = [runs[case][len(runs[case]) // 2] for case in sorted(runs)]
     sleep_ms = float(rows[0]["compute_ms"])
     figure, axes = new_figure()
     for index, servers, x, mine in series(rows, "servers", "megabytes"):

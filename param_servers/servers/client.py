@@ -47,7 +47,7 @@ class ServersExchange:
         hub, clock: others than TCP and time: a simulation has its own, and calls neither `pull` nor what waits as it.
 
     Raises:
-        ConfigError: the secret is too short, or no header has room for the rank.
+        ConfigError: the secret is too short, or `worker` is no whole number from 0 to MOST_RANK.
     """
 
     def __init__(

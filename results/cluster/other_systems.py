@@ -101,7 +101,7 @@ class Horovod(PlainAllReduce):
     """Horovod's allreduce over Gloo, then torch.optim. Its rendezvous is rank 0's, as horovodrun would have started it.
 
     Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
-    So are the naps of who waits for the sum (see open_mpi.py): DistributedOptimizer asks as often as it can.
+    Who waits for the sum asks after naps of `POLL_S` (see open_mpi.py); DistributedOptimizer asks as often as it can.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 

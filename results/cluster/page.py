@@ -304,8 +304,8 @@ at D = 40, where the machine's own time counts less. **Of the {since} rows measu
 after that day, predicted by the corrected model, {of_these} are within 10 %.** On 29 November the model was given \
 what it had left out: where a server is beside a worker, a push that comes too late shares the link out with the \
 parameters that all wait for. Four of the rows above with a straggler, 16 to 23 % off, are within 10 % by it, and of \
-the 263 rows without central inference that there are 250 (95 %) by the newest calibration, mean error 3.5 %, and 254 \
-by that of the machine before: after the fact, too. All rows by today's model: \
+the 263 rows without central inference that there were on 29 November 250 (95 %) by that day's last calibration, mean \
+error 3.5 %, and 254 by the one before, of another machine: after the fact, too. All rows by today's model: \
 `python results/cluster/measure.py --judge`."""
 
 _QUEUES = """\

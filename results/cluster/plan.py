@@ -19,6 +19,7 @@ from dba3c.studies.page import rows_of
 from param_servers.benchmarks.cluster import CORES, QUEUE_BYTES, Scene, node_times_s, too_busy
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.hosts import Fault, FaultKind
+from param_servers.errors import ConfigError
 
 HERE = Path(__file__).resolve().parent
 TIMES, SHARED_TIMES = HERE / "compute_times.csv", HERE / "shared_times.csv"
@@ -125,8 +126,10 @@ class CentralRow(NamedTuple):
         return None
 
     def costs(self) -> AgentCosts:
-        """Seconds of one core for a step, as recorded."""
+        """Seconds of one core for a step, as recorded. Raises ConfigError: they were not."""
         found = json.loads((HERE.parent / "simulation" / "agent_costs.json").read_text(encoding="utf-8"))
+        if self.network not in found:
+            raise ConfigError(f"results/simulation/agent_costs.json has no costs of the network {self.network}")
         return AgentCosts(**found[self.network]["costs"])
 
 

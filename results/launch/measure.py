@@ -1,6 +1,6 @@
 """How long 64 ranks take to start on a real Slurm on this machine, and what memory each takes.
 
-    python results/launch/measure.py       (root; tests/cluster/install_slurm.sh; 12 GB of memory; some minutes)
+    python results/launch/measure.py       (root; tests/cluster/install_slurm.sh; 15 GB of memory; some minutes)
 
 The committed 64-node script with CartPole; the Slurm of many nodes is that of `make test-cluster`. Beside it, how long
 as many interpreters take to import torch, which each rank has to. Writes launch.json and the tables of README.md in
@@ -46,10 +46,11 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="dba3c-lab-") as folder,
         contextmanager(lab)(Path(folder), ranks) as cluster,
     ):
-        startup = {"torch_alone_imported_everywhere_s": imports_s, **measure_startup(cluster, ranks)}
-    measured = {**facts(shlex.join(["python", "results/launch/measure.py", *sys.argv[1:]])), "startup": startup}
+        startup = measure_startup(cluster, ranks)
+    made = facts(shlex.join(["python", "results/launch/measure.py", *sys.argv[1:]]))
+    measured = {**made, "imports_s": imports_s, "startup": startup}
     (HERE / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    print(*tables(startup), sep="\n\n")
+    print(f"torch alone, imported by as many interpreters: {imports_s:.1f} s", *tables(startup), sep="\n\n")
     renew(HERE / "README.md", made_by(measured), *tables(startup))
 
 
@@ -60,7 +61,7 @@ def tables(startup: dict[str, Any]) -> list[str]:
     memory = [(kind, *(found[name] for name in sizes)) for kind, found in startup["memory_mb"].items()]
     seconds = [(name.replace("_", " "), f"{value:.1f}") for name, value in moments.items()]
     return [
-        markdown(("since the beginning", "s"), seconds),
+        markdown(("since sbatch", "s"), seconds),
         markdown(("process", "count", "RSS", "PSS", "PSS of all"), memory),
     ]
 
@@ -72,11 +73,12 @@ def import_everywhere(ranks: int) -> float:
     began_s = time.monotonic()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environ}
     interpreters = [subprocess.Popen(command, **pipes) for _ in range(ranks)]
-    for interpreter in interpreters:
-        interpreter.stdout.readline()
+    ready = [interpreter.stdout.readline() for interpreter in interpreters]
     took_s = time.monotonic() - began_s
     for interpreter in interpreters:
         interpreter.communicate(b"\n")
+    if not all(ready):
+        sys.exit("error: an interpreter ended before it had imported torch")
     return took_s
 
 

@@ -62,11 +62,13 @@ def rows(costs: dict[str, dict[str, Any]]) -> Iterator[Sequence[object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, help="measure agent_costs.json anew, from these")
+    parser.add_argument("--runs", type=Path, help="renew the costs of these runs' networks in agent_costs.json")
     runs = parser.parse_args().runs
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
     if runs is not None:
-        costs |= measured(runs)
+        if not (found := measured(runs)):
+            parser.error(f"there is no sync-servers-NETWORK/seed-0 in {runs}")
+        costs |= found
         COSTS.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
     write_rows(HERE / "central.csv", [dict(zip(COLUMNS, row, strict=True)) for row in rows(costs)])
 

@@ -22,7 +22,7 @@ NODES = 71
 SMALL = 5
 NAMESPACES = 8
 PATIENCE_S = 1200.0
-"""Bound of every wait: 64 ranks start in 2 minutes on two idle cores, and in 10 on busy ones."""
+"""Bound of every wait: 64 ranks start in a minute and a half on two idle cores, and in 10 on busy ones."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
