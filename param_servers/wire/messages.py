@@ -40,6 +40,7 @@ HEADER_BYTES = _HEADER.size
 MOST_CONTROL_BYTES = 1 << 20
 """Of a frame that carries no tensor."""
 MOST_RANK = (1 << 32) - 1
+"""Of a sender, in 32 bits of a header."""
 MOST_DATA_POINTS = 1 << 32
 """Of one gradient: a run's sum of them, signed 64 bit, has room for 2³¹ such."""
 FIRST_FREE = 64

@@ -23,6 +23,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from param_servers.benchmarks.exchange import Case, Others
+from param_servers.errors import PeerLost
 from param_servers.exchange import Pull, Receipt, RunStopped
 
 try:
@@ -135,7 +136,10 @@ class Horovod(PlainAllReduce):
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         self._parameters.grad = gradient.clone()
         handle = hvd.allreduce_async_(self._parameters.grad, name="gradient", op=hvd.Average)
+        deadline_s = time.monotonic() + PATIENCE.total_seconds()
         while not hvd.poll(handle):
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"Horovod has not summed within {PATIENCE.total_seconds():g} s")
             time.sleep(POLL_S * dilation(self._case))
         hvd.synchronize(handle)
         self._optimizer.step()
