@@ -114,6 +114,7 @@ class Horovod(PlainAllReduce):
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_HOSTNAME": f"host{rank}",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{PATIENCE.total_seconds():.0f}",  # 30 are too few for 64 ranks to join here
         }
         os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": addresses(0), "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
         os.environ |= {"HOROVOD_GLOO_IFACE": "eth0"} if case.rate_mbit else {}
