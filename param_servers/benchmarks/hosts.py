@@ -19,7 +19,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any, Literal, NamedTuple
@@ -35,6 +35,8 @@ _CLONE_NEWNET = 0x40000000
 HOST_PREFIX = "dba3c"
 """Of the hosts' namespaces, which count from 1."""
 _NET, _SWITCH = "10.78.0", "dba3cswitch"
+SWITCH_ADDRESS = f"{_NET}.254"
+"""Of the switch itself, where `in_network_of_switch` listens: its end of a link to it has no limit."""
 _TURN = Path("/run/dba3c-emulated-network.lock")
 TURN_TIMEOUT_S = 120.0
 """For another emulated network on this machine to end: two of them would take each other's hosts away."""
@@ -65,6 +67,7 @@ class Namespaces:
                 _NEIGHBOURS.write_text(str(2 * self.count**2))  # it stays: nobody misses a smaller one
             _ip("netns", "add", _SWITCH)
             _ip("-n", _SWITCH, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", _SWITCH, "addr", "add", f"{SWITCH_ADDRESS}/24", "dev", "bridge")
             _ip("-n", _SWITCH, "link", "set", "bridge", "up")
             _run("ip", "netns", "exec", _SWITCH, "sysctl", "-qw", _HOOKED, check=False)
             for host in range(1, self.count + 1):
@@ -87,12 +90,8 @@ class Namespaces:
 
     def enter(self, host: int) -> None:
         """Move the calling process into host 0, 1, …"""
-        descriptor = os.open(f"/var/run/netns/{HOST_PREFIX}{host + 1}", os.O_RDONLY)
-        try:
-            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "setns failed: network namespaces need root")
-        finally:
-            os.close(descriptor)
+        with open(f"/var/run/netns/{HOST_PREFIX}{host + 1}") as network:
+            enter_network(network.fileno())
 
     def set_rate(self, host: int, rate_mbit: float) -> None:
         """From now on host 0, 1, … has this rate, out and in."""
@@ -132,6 +131,23 @@ class Namespaces:
     def _remove(self) -> None:
         for name in (*(f"{HOST_PREFIX}{host}" for host in range(1, self.count + 1)), _SWITCH):
             _run("ip", "netns", "del", name, check=False)  # and what is in it
+
+
+@contextmanager
+def in_network_of_switch() -> Iterator[None]:
+    """Sockets that this thread makes meanwhile are the switch's and stay so: what a login node would serve."""
+    with open("/proc/thread-self/ns/net") as own, open(f"/var/run/netns/{_SWITCH}") as switch:
+        enter_network(switch.fileno())
+        try:
+            yield
+        finally:
+            enter_network(own.fileno())
+
+
+def enter_network(descriptor: int) -> None:
+    """The calling thread moves into this network namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns failed: network namespaces need root")
 
 
 def _ip(*arguments: str) -> None:

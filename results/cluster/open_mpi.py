@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from param_servers.benchmarks.exchange import Case
+from param_servers.benchmarks.hosts import enter_network
 from param_servers.errors import PeerLost
 from param_servers.exchange import Pull, Receipt, RunStopped
 
@@ -36,7 +37,7 @@ PATIENCE_S = 60.0
 POLL_S = 5e-6
 RING = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4")
 _TCP_ONLY = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "coll", "^sm,han,xhc,acoll")
-_SERVER, _CLONE_NEWNET = "PMIX_SERVER_URI4", 0x40000000
+_SERVER = "PMIX_SERVER_URI4"
 
 
 class OpenMpi:
@@ -50,7 +51,7 @@ class OpenMpi:
     """Of mpirun's options."""
 
     def __init__(self, rank: int, case: Case, addresses: Callable[[int], str]) -> None:
-        go_home = partial(_enter, os.open(f"/proc/{os.getppid()}/ns/net", os.O_RDONLY))  # who started all ranks
+        go_home = partial(enter_network, os.open(f"/proc/{os.getppid()}/ns/net", os.O_RDONLY))  # who started all ranks
         self._folder = Path(tempfile.gettempdir()) / f"dba3c-mpirun-{os.getppid()}"  # the same of all ranks
         self._mpirun = self._start_mpirun(case, go_home) if rank == 0 else None
         os.environ |= self._found_by_rank(rank)
@@ -144,12 +145,6 @@ def found() -> bool:
 
 def _mpirun() -> str | None:
     return shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-
-
-def _enter(network: int) -> None:
-    """A network by its descriptor, for this thread."""
-    if ctypes.CDLL(None, use_errno=True).setns(network, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns failed: network namespaces need root")
 
 
 def _pass_on(port: int, go_home: Callable[[], None]) -> None:

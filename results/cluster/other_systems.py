@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -23,6 +24,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from param_servers.benchmarks.exchange import Case, Others
+from param_servers.benchmarks.hosts import SWITCH_ADDRESS, in_network_of_switch
 from param_servers.errors import PeerLost
 from param_servers.exchange import Pull, Receipt, RunStopped
 
@@ -99,10 +101,12 @@ class _Product(torch.nn.Module):
 
 
 class Horovod(PlainAllReduce):
-    """Horovod's allreduce over Gloo, then torch.optim. Its rendezvous is rank 0's, as horovodrun would have started it.
+    """Horovod's allreduce over Gloo, then torch.optim. Rank 0 starts the rendezvous, as horovodrun would have.
 
     Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
     Who waits for the sum asks after naps of `POLL_S` (see open_mpi.py); DistributedOptimizer asks as often as it can.
+    Every rank asks the rendezvous for every other, eight times: 64 MB for 64 ranks, at a rank's rate / D longer than
+    Horovod's 30 s. So it is the switch's, as horovodrun's is its own host's.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 
@@ -114,9 +118,10 @@ class Horovod(PlainAllReduce):
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_HOSTNAME": f"host{rank}",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{PATIENCE.total_seconds():.0f}",  # 30 are too few for 64 ranks to join here
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{PATIENCE.total_seconds():.0f}",
         }
-        os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": addresses(0), "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
+        meeting_at = SWITCH_ADDRESS if case.rate_mbit else addresses(0)
+        os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting_at, "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
         os.environ |= {"HOROVOD_GLOO_IFACE": "eth0"} if case.rate_mbit else {}
         if case.rate_mbit:
             unshare = ctypes.CDLL(None, use_errno=True).unshare
@@ -126,7 +131,9 @@ class Horovod(PlainAllReduce):
         store = dist.TCPStore(addresses(0), PORT, None, rank == 0, PATIENCE, wait_for_workers=False)
         if rank == 0:
             self._rendezvous = RendezvousServer(0)
-            store.set("port", str(self._rendezvous.start()))
+            with in_network_of_switch() if case.rate_mbit else nullcontext():
+                port = self._rendezvous.start()
+            store.set("port", str(port))
             self._rendezvous.init(get_host_assignments([HostInfo(f"host{each}", 1) for each in range(n)], n))
         os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = store.get("port").decode()
         hvd.init()
