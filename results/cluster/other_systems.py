@@ -37,6 +37,7 @@ except ImportError:  # optional: then it is not measured
 
 PORT = 29_500
 PATIENCE = timedelta(seconds=120)
+HOROVOD_JOIN_S = 900
 _CLONE_NEWUTS = 0x04000000
 Addresses = Callable[[int], str]
 
@@ -105,8 +106,8 @@ class Horovod(PlainAllReduce):
 
     Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
     Who waits for the sum asks after naps of `POLL_S` (see open_mpi.py); DistributedOptimizer asks as often as it can.
-    Every rank asks the rendezvous for every other, eight times: 64 MB for 64 ranks, at a rank's rate / D longer than
-    Horovod's 30 s. So it is the switch's, as horovodrun's is its own host's.
+    Every rank asks that for every other, again and again until it is there: some 400 MB for 64 ranks. So it is the
+    switch's, as horovodrun's is its own host's, and joining may take longer than Horovod's 30 s.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 
@@ -118,7 +119,7 @@ class Horovod(PlainAllReduce):
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_HOSTNAME": f"host{rank}",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{PATIENCE.total_seconds():.0f}",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{HOROVOD_JOIN_S}",
         }
         meeting_at = SWITCH_ADDRESS if case.rate_mbit else addresses(0)
         os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting_at, "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
