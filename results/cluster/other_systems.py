@@ -106,8 +106,8 @@ class Horovod(PlainAllReduce):
 
     Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
     Who waits for the sum asks after naps of `POLL_S` (see open_mpi.py); DistributedOptimizer asks as often as it can.
-    Every rank asks that for every other, again and again until it is there: some 400 MB for 64 ranks. So it is the
-    switch's, as horovodrun's is its own host's, and joining may take longer than Horovod's 30 s.
+    Every rank asks the rendezvous for every other, again and again until it is there: some 400 MB for 64 ranks. So it
+    is the switch's, as horovodrun's is its own host's, and joining may take longer than Horovod's 30 s.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 
