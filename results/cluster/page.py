@@ -289,8 +289,7 @@ _CENTRAL = """\
 Actors, links, batches and unrolls of central inference as they are; a node of actors has 48 environments in two \
 groups and 12 cores, an update one unroll of 5 steps of each. Environments, policy and gradient take what one core \
 was recorded to take (`../simulation/agent_costs.json`), divided by the cores of the node or by those that the \
-learner is worth. (DBA3C's network on a learner of one core, 66 s an update, and of 12 at 10 Gbit/s were not \
-measured.) *wire*: of the observations, a new frame for each step, on the learner's link. *learner's process*: what \
+learner is worth. *wire*: of the observations, a new frame for each step, on the learner's link. *learner's process*: what \
 moving and stacking frames would need of a real host's cores, beside what is slept."""
 
 _JUDGED = """\
@@ -305,8 +304,8 @@ at D = 40, where the machine's own time counts less. **Of the {since} rows measu
 after that day, predicted by the corrected model, {of_these} are within 10 %.** On 29 November the model was given \
 what it had left out: where a server is beside a worker, a push that comes too late shares the link out with the \
 parameters that all wait for. Four of the rows above with a straggler, 16 to 23 % off, are within 10 % by it, and of \
-the 263 rows without central inference that there were on 29 November 250 (95 %) by that day's last calibration, mean \
-error 3.5 %, and 254 by the one before, of another machine: after the fact, too. All rows by today's model: \
+263 rows without central inference 246, 250 and 254 (94 to 97 %, mean error at most 3.8 %) by the calibrations of \
+three machines: after the fact, too. All rows by the model and calibration of today: \
 `python results/cluster/measure.py --judge`."""
 
 _QUEUES = """\
