@@ -132,15 +132,15 @@ Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows
 compute times and hosts. Open MPI's ranks that wait ask again and again, here with naps of {poll:g} µs of the \
 cluster's time between; Horovod's cycle is its default, 1 ms of the cluster's, and its ranks call `allreduce_async_` \
 and ask `poll` after such naps, where its DistributedOptimizer would spin. Open MPI's ring is not what our own \
-all-reduce over MPI takes, which was not measured here. Rows of a case that have different D say so: from D = 20 to 40 alone an all-reduce of 16 \
-hosts is 2.4 % faster ([below](#does-d-matter)). Straggler: worker 1 always computes {straggler:g} times as long; \
-ours then have one backup worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, \
-too, as one would choose it then: a majority's ranks sum when it is known who is in the step, so all wait for the one \
-that was last to end the step before, where a ring lets each go on by itself{majority}. Servers are slower with a \
-backup worker than without where the wire is the limit: who is in a step is known when the g-th gradient is complete, \
-so nothing is passed on before, and pushing and pulling follow each other. A majority knows it before anything is \
-sent. Data points/s, those cases first in which another is furthest ahead, and below them all exchanges of the most \
-hosts (all rows: `part` *peers* in `rows.jsonl`):"""
+all-reduce over MPI takes, which was not measured here. Rows of a case that have different D say so: from D = 20 to 40 \
+alone an all-reduce of 16 hosts is 2.4 % faster ([below](#does-d-matter)). Straggler: worker 1 always computes \
+{straggler:g} times as long; ours then have one backup worker, which none of theirs knows. Where nobody is late ours \
+have their plain all-reduce, too, as one would choose it then: a majority's ranks sum when it is known who is in the \
+step, so all wait for the one that was last to end the step before, where a ring lets each go on by itself{majority}. \
+Servers are slower with a backup worker than without where the wire is the limit: who is in a step is known when the \
+g-th gradient is complete, so nothing is passed on before, and pushing and pulling follow each other. A majority knows \
+it before anything is sent. Data points/s, those cases first in which another is furthest ahead, and below them all \
+exchanges of the most hosts (all rows: `part` *peers* in `rows.jsonl`):"""
 
 _AT_ONE = """\
 **Measured, not dilated**: {hosts} of these hosts on {machine}, their links at 1 Gbit/s and processors as fast as they \

@@ -289,8 +289,8 @@ _CENTRAL = """\
 Actors, links, batches and unrolls of central inference as they are; a node of actors has 48 environments in two \
 groups and 12 cores, an update one unroll of 5 steps of each. Environments, policy and gradient take what one core \
 was recorded to take (`../simulation/agent_costs.json`), divided by the cores of the node or by those that the \
-learner is worth. *wire*: of the observations, a new frame for each step, on the learner's link. *learner's process*: what \
-moving and stacking frames would need of a real host's cores, beside what is slept."""
+learner is worth. *wire*: of the observations, a new frame for each step, on the learner's link. *learner's \
+process*: what moving and stacking frames would need of a real host's cores, beside what is slept."""
 
 _JUDGED = """\
 Those are the predictions as they were written down before each row was measured. On 24 November the rows showed \

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import shutil
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ import pytest
 from param_servers.benchmarks import cluster, hosts
 from param_servers.benchmarks.cluster import Scene, check_machine, choose_dilation, expected_busy, node_times_s
 from param_servers.benchmarks.exchange import Case, run
-from param_servers.benchmarks.hosts import FORK, Fault, Load, Namespaces, Processes, Snapshot, machine_ticks
+from param_servers.benchmarks.hosts import (
+    FORK,
+    SWITCH_ADDRESS,
+    Fault,
+    Load,
+    Namespaces,
+    Processes,
+    Snapshot,
+    in_network_of_switch,
+    machine_ticks,
+)
 from param_servers.errors import ConfigError, PeerLost
 
 SCENE = Scene("servers", 64, 0, 4, False, 2.7, 10.0)
@@ -149,6 +160,29 @@ def test_a_second_emulated_network_does_not_take_the_hosts_of_the_first_away(mon
     monkeypatch.undo()
     with Namespaces(1, 100.0):
         pass
+
+
+@needs_namespaces
+def test_what_the_switch_serves_is_reached_from_a_host_and_its_socket_stays_there() -> None:
+    def be(number: int, incarnation: int) -> bytes | None:
+        emulated.enter(number)
+        if number == 0:
+            own = os.readlink("/proc/thread-self/ns/net")
+            with in_network_of_switch():
+                listener = socket.create_server((SWITCH_ADDRESS, 0))
+            assert os.readlink("/proc/thread-self/ns/net") == own
+            listener.settimeout(60)
+            port.value = listener.getsockname()[1]
+            listening.set()
+            listener.accept()[0].sendall(b"from the switch")
+            return None
+        assert listening.wait(60)
+        with socket.create_connection((SWITCH_ADDRESS, port.value), timeout=60) as link:
+            return link.recv(15, socket.MSG_WAITALL)
+
+    listening, port = FORK.Event(), FORK.Value("i", 0)
+    with Namespaces(2, 100.0) as emulated, Processes(2, be) as processes:
+        assert processes.result() == b"from the switch"
 
 
 def test_a_load_tells_the_watched_from_others_and_both_from_the_kernel() -> None:
