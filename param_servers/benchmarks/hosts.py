@@ -36,7 +36,8 @@ HOST_PREFIX = "dba3c"
 """Of the hosts' namespaces, which count from 1."""
 _NET, _SWITCH = "10.78.0", "dba3cswitch"
 SWITCH_ADDRESS = f"{_NET}.254"
-"""Of the switch itself, where `in_network_of_switch` listens: its end of a link to it has no limit."""
+"""Of the switch itself: who talks to it has the limit of its own link, and all share no other."""
+_MOST_HOSTS = 253
 _TURN = Path("/run/dba3c-emulated-network.lock")
 TURN_TIMEOUT_S = 120.0
 """For another emulated network on this machine to end: two of them would take each other's hosts away."""
@@ -52,10 +53,13 @@ _CONGESTION_CONTROLS = ("cubic", "reno")
 class Namespaces:
     """`count` hosts at 10.78.0.1 …, each with `rate_mbit` Mbit/s out and in (a token bucket). A context manager.
 
-    What the switch sends to a host waits in `queue_bytes`; 0: in as many as leave within 50 ms.
+    What the switch sends to a host waits in `queue_bytes`; 0: in as many as leave within 50 ms. Raises ConfigError for
+    more hosts than addresses.
     """
 
     def __init__(self, count: int, rate_mbit: float, queue_bytes: int = 0) -> None:
+        if count > _MOST_HOSTS:
+            raise ConfigError(f"{count} hosts: {_NET}.0/24 has addresses for at most {_MOST_HOSTS} and the switch")
         self.count, self.rate_mbit, self.queue_bytes = count, rate_mbit, queue_bytes
         self.congestion_control = "the machine's own"
 
@@ -89,7 +93,7 @@ class Namespaces:
         return f"{_NET}.{host + 1}"
 
     def enter(self, host: int) -> None:
-        """Move the calling process into host 0, 1, …"""
+        """Move the calling thread into host 0, 1, …"""
         with open(f"/var/run/netns/{HOST_PREFIX}{host + 1}") as network:
             enter_network(network.fileno())
 
@@ -135,7 +139,8 @@ class Namespaces:
 
 @contextmanager
 def in_network_of_switch() -> Iterator[None]:
-    """Sockets that this thread makes meanwhile are the switch's and stay so: what a login node would serve."""
+    """The calling thread is in the switch's network meanwhile; sockets and threads that it makes there stay there: a
+    server that is on none of the hosts."""
     with open("/proc/thread-self/ns/net") as own, open(f"/var/run/netns/{_SWITCH}") as switch:
         enter_network(switch.fileno())
         try:

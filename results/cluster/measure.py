@@ -56,6 +56,8 @@ ROWS, REFUSED, CALIBRATED = HERE / "rows.jsonl", HERE / "refused.jsonl", HERE / 
 MOST_TRIES = 3
 """On too busy a machine: at slower links a byte costs more processor time, packet by packet, so a row may never be slow
 enough."""
+HOROVOD_JOIN_S = 0.07
+"""For each pair of ranks, on two cores."""
 ALONE_DILATION = 40
 """Of one worker: at D = 5 what the processors take themselves, which nobody slows, was an eighth of its step."""
 FAMILY = {"servers": "servers", "async": "servers", "allreduce": "allreduce", "majority": "majority"}
@@ -175,6 +177,8 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
         waits_s = {"dead server": fault.replaced_s, "unplugged host": STEP_TIMEOUT_S, "slow host": slow_s}[fault.kind]
     processes = row.scene.workers + row.scene.servers
     start_s = 4 + (0.15 if row.scene.servers else 0.5) * processes
+    if row.scene.exchange == "Horovod":
+        start_s += HOROVOD_JOIN_S * row.scene.workers**2
     return Prepared(dilation, steps, start_s + (steps + 4) * dilation * guess_s + waits_s)
 
 
@@ -197,7 +201,7 @@ def main() -> None:
             if not lab.take_priority():
                 print("no real-time priority here: what else runs takes its share, and rows say how much", flush=True)
             campaign(time.monotonic() + options.for_s, options.row_s, options.only)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:  # OSError: root without the right to make networks, as in a container
             sys.exit(f"error: {error}")
 
 

@@ -37,7 +37,8 @@ except ImportError:  # optional: then it is not measured
 
 PORT = 29_500
 PATIENCE = timedelta(seconds=120)
-HOROVOD_JOIN_S = 900
+HOROVOD_WAIT_S = 900
+"""Gloo's timeout of every wait of Horovod's: for each address when ranks join, for each sum (which has `PATIENCE`)."""
 _CLONE_NEWUTS = 0x04000000
 Addresses = Callable[[int], str]
 
@@ -106,8 +107,8 @@ class Horovod(PlainAllReduce):
 
     Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
     Who waits for the sum asks after naps of `POLL_S` (see open_mpi.py); DistributedOptimizer asks as often as it can.
-    Every rank asks the rendezvous for every other, again and again until it is there: some 400 MB for 64 ranks. So it
-    is the switch's, as horovodrun's is its own host's, and joining may take longer than Horovod's 30 s.
+    All ranks ask the rendezvous for all others. At rank 0's dilated link 64 of them took minutes for that, so it is at
+    the switch (horovodrun's is at its own host); on two cores they still need up to five, where Horovod waits for 30 s.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
     """
 
@@ -119,7 +120,7 @@ class Horovod(PlainAllReduce):
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_HOSTNAME": f"host{rank}",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{HOROVOD_JOIN_S}",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{HOROVOD_WAIT_S}",
         }
         meeting_at = SWITCH_ADDRESS if case.rate_mbit else addresses(0)
         os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting_at, "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
@@ -130,12 +131,12 @@ class Horovod(PlainAllReduce):
                 raise OSError(ctypes.get_errno(), "a host name of its own needs root")
             socket.sethostname(addresses(rank))
         store = dist.TCPStore(addresses(0), PORT, None, rank == 0, PATIENCE, wait_for_workers=False)
-        if rank == 0:
-            self._rendezvous = RendezvousServer(0)
+        self._rendezvous = RendezvousServer(0) if rank == 0 else None
+        if self._rendezvous is not None:
             with in_network_of_switch() if case.rate_mbit else nullcontext():
                 port = self._rendezvous.start()
-            store.set("port", str(port))
             self._rendezvous.init(get_host_assignments([HostInfo(f"host{each}", 1) for each in range(n)], n))
+            store.set("port", str(port))  # last: `init` forgets what ranks have said
         os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = store.get("port").decode()
         hvd.init()
         self._parameters = torch.nn.Parameter(torch.zeros(case.numel))
@@ -157,6 +158,8 @@ class Horovod(PlainAllReduce):
 
     def close(self) -> None:
         hvd.shutdown()
+        if self._rendezvous is not None:
+            self._rendezvous.stop()
 
 
 class RpcServer:

@@ -145,19 +145,18 @@ def is_calibration(row: dict[str, Any]) -> bool:
 
 
 def is_fresh(row: dict[str, Any]) -> bool:
-    """Whether it was measured with the network that the lab has now, and beside little else; another one is shown
-    until it is measured again."""
+    """Whether it was measured with the network that the lab has now, and beside little else."""
     quiet = others_share(row) <= MOST_OTHERS or too_busy(row)
     return row.get("queue_bytes") == QUEUE_BYTES and quiet
 
 
 def dilation_told(row: dict[str, Any]) -> str:
-    """D, with the marks that the page explains."""
+    """D, with the mark that the page explains."""
     return f"{row['dilation']}{mark(row)}"
 
 
 def mark(row: dict[str, Any]) -> str:
-    return (" †" if row["refused"] else "") + ("" if is_fresh(row) else " ‡")
+    return " †" if row["refused"] else ""
 
 
 def megabytes(network: str) -> float:

@@ -34,13 +34,14 @@ OF_OLDER_RUNS = {"sections/worker_serving"}
 SELDOM = {"inference/thread_holding"}  # where the learner is slower than its actors
 OF_OTHER_RUNS = {"network/active_relus", *(name for name in metric_registry.charts() if name.startswith("evaluation/"))}
 CARTPOLE = (
-    "train", "CartPole-v1", "--optimizer", "adam", "--total-frames", "2000", "--track", "--seed", "1",
+    "train", "CartPole-v1", "--optimizer", "adam", "--track", "--seed", "1",
     "--metrics-window-s", "0", "--step-timeout-s", "60",
 )  # fmt: skip
 WITHOUT_SERVERS = {
-    "allreduce": ("--exchange", "allreduce", "--workers", "2", "--envs-per-worker", "4"),
+    "allreduce": ("--exchange", "allreduce", "--workers", "2", "--envs-per-worker", "4", "--total-frames", "2000"),
     "central": (
         "--mode", "central", "--actors", "1", "--envs-per-actor", "4", "--unroll-length", "5", "--batch-unrolls", "4",
+        "--total-frames", "100000000",
     ),
 }  # fmt: skip
 BREAKOUT = (
@@ -85,6 +86,9 @@ def test_runs_without_servers_draw_what_is_registered_and_all_of_it(tmp_path: Pa
     for name, words in WITHOUT_SERVERS.items():
         folder = tmp_path / name
         with Run(*CARTPOLE, *words, "--run-dir", str(folder), folder=folder) as run:
+            if name == "central":  # whose thread's shares are of a second of it, however many frames that is
+                run.wait_until(lambda: shares(run), "shares of the inference thread")
+                run.signal(signal.SIGINT)
             code, output = run.wait(110)
         assert code == 0, output
         assert not_registered(charts(folder)) == set(), name
@@ -93,6 +97,10 @@ def test_runs_without_servers_draw_what_is_registered_and_all_of_it(tmp_path: Pa
     expected -= OF_OLDER_RUNS | SELDOM
     assert expected - drawn == set()
     _check_time_is_counted_once(tmp_path / "allreduce")
+
+
+def shares(run: Run) -> bool:
+    return any("inference_thread_serving" in record for record in run.records("learner", 0))
 
 
 def not_registered(drawn: Iterable[str]) -> set[str]:

@@ -73,6 +73,7 @@ def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> No
     [
         ("algorithms/page.py", "main", ()),
         ("batch_size/page.py", "main", ()),
+        ("cluster/page.py", "main", ()),
         ("gpu/measure.py", "write_page", ()),
         ("lanes/measure.py", "write_page", ("",)),
         ("learning_curves/measure.py", "write_page", ()),
@@ -81,7 +82,10 @@ def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> No
         ("throughput/measure.py", "write_page", ("",)),
     ],
 )
-def test_a_page_is_what_its_script_writes(script: str, writer: str, made: tuple[str, ...], copy: Path) -> None:
+def test_a_page_is_what_its_script_writes(
+    script: str, writer: str, made: tuple[str, ...], copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend((copy / script).parent)
     before = {page: page.read_text(encoding="utf-8") for page in copy.glob("*/README.md")}
     page = (copy / script).with_name("README.md")
     os.utime(page, (1.0, 1.0))
