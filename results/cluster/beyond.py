@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from headline import PROCESSORS
 from numpy.typing import NDArray
-from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, TIMES, megabytes, recorded_s
+from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, TIMES, CentralRow, megabytes, recorded_s
 from time_to_score import SWITCH_US
 
+from dba3c.benchmarks.dilated_central import CentralScene, predicted_points_per_s
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import ring_s, simulate_times
 from dba3c.studies.page import markdown, renew, rows_of
@@ -26,6 +28,9 @@ from param_servers.benchmarks.cluster import CORES, node_times_s
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 NODES, GBIT = (64, 256, 1024, 4096), 10.0
 SERVERS, GROUP, STEPS = 16, 64, 8
+BACKUP_OF = 16
+"""So many workers have one backup worker among them, with a majority."""
+LEARNER_CORES = 100.0
 NETWORK = "small"
 POINTS = CORES * ENVIRONMENTS * LENGTH_STEPS
 
@@ -111,6 +116,19 @@ def ways(nodes: int, gbit: float, costs: Processors) -> Iterator[Way]:
     rounds_s = 2 * (nodes - 1) * ring.latency_s
     parts = {"the slowest node": slowest_s, "the wire": 2 * model_bytes / bytes_per_s, "rounds of the ring": rounds_s}
     yield Way("all-reduce, one ring", nodes, slowest_s + costs.rank_s + ring_s(ring, work, nodes), parts)
+    members = Setup(exchange="majority", workers=nodes, backup=nodes // BACKUP_OF)
+    decided = replace(ring, message_s=costs.message_s)
+    majority_s = costs.rank_s + simulate_times(decided, work, members, times_s).step_s
+    parts["the slowest node"] = float(np.sort(times_s, axis=1)[:, members.gradients - 1].mean())
+    yield Way(f"majority, b = n / {BACKUP_OF}", members.gradients, majority_s, parts)
+    actors = CentralScene(nodes, CORES * ENVIRONMENTS, LEARNER_CORES, gbit, LENGTH_STEPS)
+    points, of_a_step = actors.points_per_update, CentralRow(NETWORK, actors).costs()
+    parts = {
+        "the learner's processors": points * (of_a_step.inference_s + of_a_step.learning_s) / LEARNER_CORES,
+        "the learner's link": actors.bound_s,
+    }
+    central_s = points / predicted_points_per_s(actors, of_a_step)
+    yield Way(f"central inference, a learner worth {LEARNER_CORES:g} cores", nodes, central_s, parts)
     groups = nodes // GROUP
     if groups > 1:
         idle = np.zeros((STEPS, GROUP))
