@@ -217,11 +217,11 @@ def asynchronous(gbit: float, network: str) -> Iterator[Row]:
         yield Row("workers", network, scene("async", n, network, gbit, k=4))
 
 
-def servers(gbit: float, network: str) -> Iterator[Row]:
-    """Figure 2, DBA3C's second plot: more servers for 64 workers."""
+def servers(gbit: float, network: str, n: int = 64) -> Iterator[Row]:
+    """Figure 2, DBA3C's second plot: more servers for 64 workers; and with fewer workers, for figure 1."""
     for k in (1, 2, 4, 8):
-        yield Row("workers", network, scene("servers", 64, network, gbit, k=k))
-    yield Row("workers", network, scene("servers", 64, network, gbit, k=64, colocated=True))
+        yield Row("workers", network, scene("servers", n, network, gbit, k=k))
+    yield Row("workers", network, scene("servers", n, network, gbit, k=n, colocated=True))
 
 
 def backup(exchange: str, k: int, network: str) -> Iterator[Row]:
@@ -311,4 +311,9 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
         yield from workers(10.0, network)
         yield from servers(10.0, network)
         yield from asynchronous(10.0, network)
+    for network in PARAMETERS:
+        yield from asynchronous(1.0, network)
+        for n in (16, 4):
+            yield from servers(1.0, network, n)
+            yield from servers(10.0, network, n)
     yield from undilated()
