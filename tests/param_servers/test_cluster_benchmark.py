@@ -162,6 +162,11 @@ def test_a_second_emulated_network_does_not_take_the_hosts_of_the_first_away(mon
         pass
 
 
+def test_more_hosts_than_addresses_are_refused() -> None:
+    with pytest.raises(ConfigError, match="254 hosts: 10.78.0.0/24 has addresses for at most 253"):
+        Namespaces(254, 100.0)
+
+
 @needs_namespaces
 def test_what_the_switch_serves_is_reached_from_a_host_and_its_socket_stays_there() -> None:
     def be(number: int, incarnation: int) -> bytes | None:
