@@ -66,9 +66,9 @@ def test_the_installed_wheel_trains_without_the_checkout(wheel: Path, tmp_path: 
     python = tmp_path / "venv" / "bin" / "python"
     of_venv = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     installer = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "--no-deps")
-    run(*installer, wheel, cwd=tmp_path)
-    (of_venv / "what_it_needs.pth").write_text(sysconfig.get_path("purelib") + "\n")  # torch is not installed twice
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    run(*installer, wheel, cwd=tmp_path, environ=environ)  # a checkout on PYTHONPATH would pass for it
+    (of_venv / "what_it_needs.pth").write_text(sysconfig.get_path("purelib") + "\n")  # torch is not installed twice
     command = python.with_name("dba3c")
     where = run(
         python, "-c", "import dba3c, launch, param_servers as p; print(p.__file__)", cwd=tmp_path, environ=environ
