@@ -47,7 +47,7 @@ def _at_a_glance(rows: Rows) -> str:
     most = max(row["workers"] for row in rows)
     mine = fastest_first([row for row in rows if row["workers"] == most])
     cases = sorted({(row["megabytes"], row["slow"]) for row in mine})
-    best = {case: _best(row for row in mine if (row["megabytes"], row["slow"]) == case) for case in cases}
+    best = {case: _best_of_ours(row for row in mine if (row["megabytes"], row["slow"]) == case) for case in cases}
     rates = {
         (way(row), *case): f"{row['data_points_per_s']:,.0f}{mark(row)}{_unlike(row, best[case])}"
         for row in mine
@@ -57,14 +57,16 @@ def _at_a_glance(rows: Rows) -> str:
     return markdown([f"{most} hosts", *(f"{mb:g} MB, {_late(slow)}" for mb, slow in cases)], cells)
 
 
-def _best(rows: Iterable[Row], ours: bool = True) -> Row:
-    """The fastest of ours, or of theirs, that counts."""
-    counted = [row for row in rows if not row["refused"] and (row["exchange"] in OURS) is ours]
-    return fastest_first(counted)[0]
+def _best_of_ours(rows: Iterable[Row]) -> Row | None:
+    """The fastest that counts."""
+    counted = [row for row in rows if not row["refused"] and row["exchange"] in OURS]
+    return fastest_first(counted)[0] if counted else None
 
 
-def _unlike(row: Row, other: Row) -> str:
+def _unlike(row: Row, other: Row | None) -> str:
     """In which of D and machine it differs from another, in brackets."""
+    if other is None:
+        return ""
     words = [f"D = {row['dilation']}"] if row["dilation"] != other["dilation"] else []
     words += ["§"] if row["processor"] != other["processor"] else []
     return f" [{', '.join(words)}]" if words else ""
@@ -128,7 +130,7 @@ def _is_contest(case: Rows) -> bool:
 def _ahead(case: Rows) -> tuple[float, str]:
     """(by how much the best of ours is ahead of the best of theirs, in words)."""
     counted = fastest_first([row for row in case if not row["refused"]])
-    our, their = _best(counted), _best(counted, ours=False)
+    our, their = (next(row for row in counted if (row["exchange"] in OURS) is own) for own in (True, False))
     ratio = our["data_points_per_s"] / their["data_points_per_s"]
     if abs(1 - ratio) < LEVEL:
         result = f"ours level with {way(their)}"
