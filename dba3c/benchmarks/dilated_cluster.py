@@ -14,6 +14,8 @@ RATE = "data points/s, time-dilated"
 WAYS = ("4 servers", "a server beside every worker", "all-reduce (Gloo)", "majority", "4 servers, asynchronous")
 """Each has its own colour, the same in every figure."""
 Row = dict[str, Any]
+OTHER_SERVERS = {"1 server": "v", "2 servers": "s", "8 servers": "D"}
+"""Have the colour of 4 servers and marks of their own."""
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
@@ -68,7 +70,8 @@ def _name(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _draw_workers(folder: Path, rows: Sequence[Row]) -> None:
-    scaled = [row for row in rows if not row["servers"] or row["servers"] == 4 or row["colocated"]]
+    numbers = {way(row): {other["workers"] for other in rows if way(other) == way(row)} for row in rows}
+    scaled = [row for row in rows if len(numbers[way(row)]) > 2]  # one or two points are no line
     every_n = sorted({row["workers"] for row in scaled})
     if len(every_n) < 3:
         return
@@ -166,6 +169,7 @@ def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
 
 def _place(name: str, otherwise: int = 0) -> int:
     """Of a way among all; `otherwise` of anything else."""
+    name = "4 servers" if name in OTHER_SERVERS else name
     return WAYS.index(name) if name in WAYS else otherwise
 
 
@@ -179,7 +183,7 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = Non
         mine = sorted(of_way[name], key=lambda row: row[x])
         places, rates = [row[x] for row in mine], [row["data_points_per_s"] for row in mine]
         colour, line = PALETTE[_place(name, index)], "-" if len(mine) > 2 else "none"
-        axes.plot(places, rates, marker="o", color=colour, label=name, linestyle=line)
+        axes.plot(places, rates, marker=OTHER_SERVERS.get(name, "o"), color=colour, label=name, linestyle=line)
         for place, rate, row in zip(places, rates, mine, strict=True):
             if row["refused"]:
                 axes.plot(place, rate, marker="o", markerfacecolor="white", color=colour)

@@ -283,7 +283,7 @@ machine); *busy* (`own_share`), the share of this machine's processors that the 
 what the busiest server would need on a real host with such cores: beyond 1, one thread is slower than the link there \
 (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s 64 servers beside 64 \
 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` has the arithmetic). \
-With k = 1, 2 and 8 there are 64 workers only."""
+With k = 1, 2 and 8 the small network has 4, 16 and 64 workers, the others 64 only."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
