@@ -316,7 +316,7 @@ counts less. **Of the {since} rows measured after that day, predicted by the cor
 late shares the link out with the parameters that all wait for. Four of the rows above with a straggler, 16 to 23 % \
 off, are within 10 % by it, and of 263 rows without central inference 246 to 254 (94 to 97 %, mean error at most 4.0 \
 %) by the last six calibrations, of at least four machines (`git log` of `calibrated.json`): after the fact, too. \
-Those 263 by the calibration of today: `python results/cluster/measure.py --judge`."""
+All rows of today by its calibration: `python results/cluster/measure.py --judge`."""
 
 _QUEUES = """\
 It took a repair of the lab: a switch's queue for a host first held 50 ms at the dilated rate, hence fewer bytes the \
