@@ -12,7 +12,7 @@ import math
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from param_servers.errors import BadMessage, Refused
@@ -80,6 +80,8 @@ class Hub:
         """Open links, and what each is watched for: to read, to write."""
         self._passing: dict[Link, float] = {}
         """Links in their handshake or their last words, with the time when patience ends."""
+        self._held: set[Link] = set()
+        """Links that are not read."""
         self._dirty: dict[Link, None] = {}
         """Links with something to send, in the order in which they are to send."""
         self._rejected, self._refused = Rejections(), Rejections()
@@ -131,6 +133,13 @@ class Hub:
         """Header and bytes so far of the payload that is arriving from this peer."""
         link = self._links.get(peer)
         return link.receiving if link is not None else None
+
+    def hold(self, peers: Collection[Peer]) -> None:
+        """Read nothing from these peers, and from all others again: once their windows are full they wait."""
+        held = {self._links[peer] for peer in peers if peer in self._links}
+        changed, self._held = self._held ^ held, held
+        for link in changed & self._watched.keys():
+            self._watch(link, READ | (self._watched[link] & WRITE))
 
     def expect(self, peer: Peer, least_bytes: int) -> None:
         """Nothing shorter than this comes from a peer: do not wake up for less."""
@@ -208,10 +217,14 @@ class Hub:
     def _watch(self, link: Link, mask: int) -> None:
         """Look at a link when it can be read or written. It is open from its first call to its `_drop`."""
         known = self._watched.get(link)
+        if link in self._held:
+            mask &= WRITE
         if known == mask or link.sock.fileno() < 0:
             return
-        if known is None:
+        if not known:
             self._selector.register(link.sock, mask, link)
+        elif not mask:
+            self._selector.unregister(link.sock)
         else:
             self._selector.modify(link.sock, mask, link)
         self._watched[link] = mask
@@ -350,6 +363,7 @@ class Hub:
     def _linger(self, link: Link) -> None:
         """Send what is queued, then close; cut off when none of it has left for `_linger_s`."""
         link.closing = True
+        self._held.discard(link)
         self._passing[link] = time.monotonic() + self._linger_s
         self._flush(link)
 
@@ -375,8 +389,11 @@ class Hub:
 
     def _drop(self, link: Link) -> None:
         self._passing.pop(link, None)
-        if self._watched.pop(link, None) is not None:
+        self._held.discard(link)
+        mask = self._watched.pop(link, None)
+        if mask:
             self._selector.unregister(link.sock)
+        if mask is not None:
             sent, received = self._gone_bytes
             self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
         link.sock.close()

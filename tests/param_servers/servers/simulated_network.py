@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from param_servers.errors import BadMessage
@@ -43,6 +43,7 @@ class SimHub:
         self.outgoing: dict[Peer, Wire] = {}
         self.incoming: dict[Peer, Wire] = {}
         self.alive, self.frozen = True, False
+        self.held: set[Peer] = set()
 
     def connected(self, peer: Peer) -> bool:
         return peer in self.outgoing
@@ -66,6 +67,9 @@ class SimHub:
 
     def flush(self) -> None:
         pass
+
+    def hold(self, peers: Collection[Peer]) -> None:
+        self.held = set(peers)
 
     def cancel(self, peer: Peer, kind: Kind) -> None:
         wire = self.outgoing.get(peer)
@@ -167,7 +171,10 @@ class SimNetwork:
         return [
             wire
             for wire in self.wires
-            if wire.reader.alive and not wire.reader.frozen and (wire.closed or self._ready(wire))
+            if wire.reader.alive
+            and not wire.reader.frozen
+            and wire.writer_peer not in wire.reader.held
+            and (wire.closed or self._ready(wire))
         ]
 
     def _ready(self, wire: Wire) -> bool:

@@ -35,6 +35,9 @@ class SimulatedRun:
         cut_through.LEAST_BYTES = 0
         cut_through.LEAST_PART = cut_through.PART_MULTIPLE = rng.choice([2, 64])
         lead = 8 if seed % 4 == 2 else 64 << 10  # not drawn: old seeds keep their schedules
+        holds = seed % 4 == 1
+        cut_through.ALL_WINDOWS, cut_through.SHORT_SLICE = (0, 0) if holds else (1 << 30, 0)
+        cut_through.LEAST_LEAD = 4
         even_push.LEAST_LEAD_BYTES, even_push.FIRST_PIECE_BYTES = lead, lead // 4
         self.network, self.disk = SimNetwork(rng), SimDisk()
         k, n = rng.randint(1, 3), rng.randint(1, 4)

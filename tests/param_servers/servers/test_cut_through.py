@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout, as_bytes, plan_shards
-from param_servers.servers.cut_through import is_worthwhile, window_bytes
+from param_servers.servers import cut_through
+from param_servers.servers.cut_through import is_worthwhile, lead_bytes, window_bytes
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
@@ -19,6 +21,7 @@ from tests.param_servers.wire.hub_pair import Pair
 
 SGD = OptimizerConfig(optimizer="sgd", learning_rate="1")
 WORKER = Peer(Role.WORKER, 0)
+NUMEL = 1 << 10
 GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, length=8)
 
 
@@ -28,9 +31,13 @@ class OneWorker:
     def __init__(self) -> None:
         self.arriving: tuple[Header, int] | None = None
         self.sent: list[Kind] = []
+        self.held: list[Peer] = []
 
     def receiving(self, peer: Peer) -> tuple[Header, int] | None:
         return self.arriving
+
+    def hold(self, peers: list[Peer]) -> None:
+        self.held = peers
 
     def send(self, peer: Peer, header: Header, payload: Any = None) -> None:
         self.sent.append(header.kind)
@@ -187,6 +194,62 @@ def test_shard_0_hears_of_the_last_gradient_before_the_wire_is_filled_with_the_l
     core.look_at_the_clock()
     core.close()
     assert hub.log == ["ARRIVED to server 0", "flush", f"more to {WORKER}"]
+
+
+class TwoWorkers(OneWorker):
+    """As many bytes of each worker's slice have arrived as `arrived` says."""
+
+    def __init__(self, arrived: dict[int, int]) -> None:
+        super().__init__()
+        self.arrived = arrived
+
+    def receiving(self, peer: Peer) -> tuple[Header, int] | None:
+        return (_from(peer.rank), self.arrived[peer.rank]) if peer.rank in self.arrived else None
+
+    def load(self, step: int, done: Callable[[torch.Tensor, None], None]) -> None:
+        done(torch.zeros(NUMEL), None)
+
+
+def _from(worker: int) -> Header:
+    return GRADIENT._replace(sender=worker, length=4 * NUMEL)
+
+
+@pytest.fixture
+def two_workers(monkeypatch: pytest.MonkeyPatch) -> tuple[TwoWorkers, ShardNode]:
+    """Of whom the first is far ahead of the second, where 512 bytes are allowed."""
+    monkeypatch.setattr(cut_through, "lead_bytes", lambda slice_bytes, workers: 512)
+    hub: Any = TwoWorkers({0: 1024, 1: 256})
+    node = ShardNode(0, Shard(torch.zeros(NUMEL), SGD), hub, False, hub, hub.tell, all_needed=2)
+    for worker in (0, 1):
+        node.joined(Hello(Role.WORKER, worker, 0, 0, ""))
+    node.obey(Restore(1, 0, 0))
+    for worker in (0, 1):
+        node.receive_into(Peer(Role.WORKER, worker), _from(worker))
+    node.advance()
+    return hub, node
+
+
+def test_a_worker_far_ahead_of_the_slowest_is_not_read_until_that_one_has_caught_up(
+    two_workers: tuple[TwoWorkers, ShardNode],
+) -> None:
+    hub, node = two_workers
+    assert hub.held == [WORKER]
+    hub.arrived[1] = 512
+    node.advance()
+    assert hub.held == []
+
+
+def test_nobody_is_held_once_an_update_is_taken_back(two_workers: tuple[TwoWorkers, ShardNode]) -> None:
+    hub, node = two_workers
+    node.left(1)
+    assert hub.held == [] and Kind.ABORTED in hub.sent
+
+
+def test_only_many_links_with_long_slices_wait_for_the_slowest() -> None:
+    assert lead_bytes(677_000, 64) == 677_000 // 32
+    assert lead_bytes(200_000, 64) == 16 << 10
+    assert lead_bytes(42_000, 64) == 42_000  # all of it: nobody waits
+    assert lead_bytes(6_700_000, 8) == 6_700_000
 
 
 def test_all_receive_windows_together_are_bounded_but_none_is_too_small_to_move_bytes() -> None:

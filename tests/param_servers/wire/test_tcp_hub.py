@@ -233,6 +233,38 @@ def test_a_broken_link_whose_peer_connects_again_at_that_moment_is_left_once(pai
     second.shut()
 
 
+def test_a_held_link_is_not_read_but_written_until_it_is_let_go(pair: Pair) -> None:
+    pair.connect()
+    pair.server.hold([WORKER])
+    pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3, step=5), memoryview(bytes(1000)))
+    pair.server.send(WORKER, Header(Kind.PARAMETERS), memoryview(bytes(MOST)))
+    pair.wait_for(pair.worker, Message)
+    assert pair.server.poll(0.05) == [] and pair.server.receiving(WORKER) is None
+    pair.server.hold([])
+    message = pair.wait_for(pair.server, Message)
+    assert isinstance(message, Message) and message.header.step == 5
+
+
+def test_the_end_of_a_held_link_is_noticed_when_it_is_let_go(pair: Pair) -> None:
+    pair.connect()
+    pair.server.hold([WORKER])
+    pair.worker.close(SERVER)
+    assert pair.server.poll(0.05) == []
+    pair.server.hold([])
+    pair.wait_for(pair.server, Left)
+
+
+def test_a_held_link_can_be_closed_and_its_peer_may_come_again(pair: Pair) -> None:
+    pair.connect()
+    pair.server.hold([WORKER])
+    pair.server.close(WORKER)
+    pair.wait_for(pair.worker, Left)
+    pair.until(lambda: not pair.server._watched)
+    pair.connect(incarnation=1)
+    pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3), memoryview(bytes(1000)))
+    pair.wait_for(pair.server, Message)
+
+
 def test_a_frame_cut_off_by_death_is_no_message(pair: Pair) -> None:
     pair.connect()
     (link,) = pair.worker._links.values()
