@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from other_systems import PEERS
+from over_launchers import LAUNCHED
 from plan import (
     CALIBRATION,
     CALIBRATION_MBIT,
@@ -60,7 +61,13 @@ HOROVOD_JOIN_S = 0.07
 """For each pair of ranks, on two cores."""
 ALONE_DILATION = 40
 """Of one worker: at D = 5 what the processors take themselves, which nobody slows, was an eighth of its step."""
-FAMILY = {"servers": "servers", "async": "servers", "allreduce": "allreduce", "majority": "majority"}
+FAMILY = {
+    "servers": "servers",
+    "async": "servers",
+    "majority": "majority",
+    **dict.fromkeys(("allreduce", *LAUNCHED), "allreduce"),
+}
+"""Of exchanges that are simulated alike."""
 
 
 # -- the simulator -----------------------------------------------------------------------------------------------------
@@ -68,7 +75,7 @@ FAMILY = {"servers": "servers", "async": "servers", "allreduce": "allreduce", "m
 
 def setup_of(scene: Scene) -> Setup:
     return Setup(
-        exchange=scene.exchange,  # type: ignore[arg-type]
+        exchange=scene.exchange if scene.exchange not in LAUNCHED else "allreduce",  # type: ignore[arg-type]
         workers=scene.workers,
         backup=scene.backup,
         servers=max(1, scene.servers),
@@ -177,7 +184,7 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
         waits_s = {"dead server": fault.replaced_s, "unplugged host": STEP_TIMEOUT_S, "slow host": slow_s}[fault.kind]
     processes = row.scene.workers + row.scene.servers
     start_s = 4 + (0.15 if row.scene.servers else 0.5) * processes
-    if row.scene.exchange == "Horovod":
+    if "Horovod" in row.scene.exchange:
         start_s += HOROVOD_JOIN_S * row.scene.workers**2
     return Prepared(dilation, steps, start_s + (steps + 4) * dilation * guess_s + waits_s)
 
@@ -285,7 +292,7 @@ def measured(row: Row, prepared: Prepared, clusters: dict[str, Cluster]) -> dict
     prediction = {}
     if clusters and row.scene.exchange in FAMILY and row.fault is None:
         prediction = predicted(clusters, row, dilation, steps)
-    values, others = gradient(row.scene.case(1, 1).numel), PEERS.get(row.scene.exchange)
+    values, others = gradient(row.scene.case(1, 1).numel), (PEERS | LAUNCHED).get(row.scene.exchange)
     found = lab.measure(row.scene, row.times_s(), dilation, steps, row.points, values, others, row.fault_at(dilation))
     return {"tail": row.tail, "slow": row.slow, **found, **prediction}
 

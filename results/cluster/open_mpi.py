@@ -40,23 +40,84 @@ _TCP_ONLY = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "coll",
 _SERVER = "PMIX_SERVER_URI4"
 
 
-class OpenMpi:
-    """`Allreduce` of one flat gradient over TCP, by the algorithm that Open MPI chooses.
+class RankOfMpirun:
+    """This process, which the harness started, as a rank of mpirun's: MPI may be initialised afterwards.
+
+    Args:
+        choice: of mpirun's options.
 
     Raises:
         PeerLost: mpirun did not start its ranks in time.
     """
 
-    choice: tuple[str, ...] = ()
-    """Of mpirun's options."""
-
-    def __init__(self, rank: int, case: Case, addresses: Callable[[int], str]) -> None:
+    def __init__(self, rank: int, case: Case, choice: tuple[str, ...] = ()) -> None:
         go_home = partial(enter_network, os.open(f"/proc/{os.getppid()}/ns/net", os.O_RDONLY))  # who started all ranks
         self._folder = Path(tempfile.gettempdir()) / f"dba3c-mpirun-{os.getppid()}"  # the same of all ranks
-        self._mpirun = self._start_mpirun(case, go_home) if rank == 0 else None
+        self._mpirun = self._start_mpirun(case, choice, go_home) if rank == 0 else None
         os.environ |= self._found_by_rank(rank)
         if case.rate_mbit:
             _pass_on(int(os.environ[_SERVER].rpartition(":")[2]), go_home)
+
+    def leave(self, done: bool) -> None:
+        """Without MPI_Finalize, which would wait for ranks that mpirun started. Who still speaks to a rank that has
+        left is ended by Open MPI, so all leave when all are `done`."""
+        try:
+            if done:
+                self._leave_together()
+        finally:
+            if self._mpirun is not None:
+                self._mpirun.terminate()
+                self._mpirun.wait(PATIENCE_S)
+                shutil.rmtree(self._folder)
+
+    def _leave_together(self) -> None:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Barrier()  # the harness ends ranks that never come
+        (self._folder / f"left-{MPI.COMM_WORLD.rank}").touch()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(list(self._folder.glob("left-*"))) < MPI.COMM_WORLD.size and self._folder.exists():
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"not all ranks were done within {PATIENCE_S:g} s")
+            time.sleep(0.05)
+
+    def _start_mpirun(
+        self, case: Case, choice: tuple[str, ...], go_home: Callable[[], None]
+    ) -> subprocess.Popen[bytes]:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        interface = ("--mca", "btl_tcp_if_include", "eth0" if case.rate_mbit else "lo")
+        options = ("--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", *_TCP_ONLY)
+        if dilation(case) > 1:
+            nap_ns = f"{1e9 * POLL_S * dilation(case):.0f}"
+            options += ("--mca", "threads_pthreads_yield_strategy", "nanosleep")
+            options += ("--mca", "threads_pthreads_nanosleep_time", nap_ns)
+        writes = f"env -0 > {self._folder}/new-$PMIX_RANK; mv {self._folder}/new-$PMIX_RANK {self._folder}/$PMIX_RANK"
+        command = (_mpirun(), *options, *interface, *choice, "-n", str(case.workers))
+
+        def at_home() -> None:
+            go_home()
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # with rank 0
+
+        return subprocess.Popen([*command, "sh", "-c", f"{writes}; exec sleep 3600"], preexec_fn=at_home)
+
+    def _found_by_rank(self, rank: int) -> dict[str, str]:
+        deadline_s, path = time.monotonic() + PATIENCE_S, self._folder / str(rank)
+        while not path.exists():
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"mpirun did not start rank {rank} within {PATIENCE_S:g} s")
+            time.sleep(0.1)
+        words = path.read_text(encoding="utf-8").split("\0")
+        return dict(word.split("=", 1) for word in words if word)
+
+
+class OpenMpi:
+    """`Allreduce` of one flat gradient over TCP, by the algorithm that Open MPI chooses. See `RankOfMpirun`."""
+
+    choice: tuple[str, ...] = ()
+
+    def __init__(self, rank: int, case: Case, addresses: Callable[[int], str]) -> None:
+        self._of_mpirun = RankOfMpirun(rank, case, self.choice)
         from mpi4py import MPI  # optional, and importing it is MPI_Init
 
         self._mpi, self._ranks = MPI, MPI.COMM_WORLD
@@ -79,52 +140,7 @@ class OpenMpi:
         return Receipt(True, self._step)
 
     def close(self) -> None:
-        """Without MPI_Finalize, which would wait for ranks that mpirun started. Who still speaks to a rank that has
-        left is ended by Open MPI, so all leave when all are done."""
-        try:
-            if self._step >= self._case.last_step:
-                self._leave_together()
-        finally:
-            if self._mpirun is not None:
-                self._mpirun.terminate()
-                self._mpirun.wait(PATIENCE_S)
-                shutil.rmtree(self._folder)
-
-    def _leave_together(self) -> None:
-        self._ranks.Barrier()  # the harness ends ranks that never come
-        (self._folder / f"left-{self._ranks.rank}").touch()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while len(list(self._folder.glob("left-*"))) < self._ranks.size and self._folder.exists():
-            if time.monotonic() > deadline_s:
-                raise PeerLost(f"not all ranks were done within {PATIENCE_S:g} s")
-            time.sleep(0.05)
-
-    def _start_mpirun(self, case: Case, go_home: Callable[[], None]) -> subprocess.Popen[bytes]:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir()
-        interface = ("--mca", "btl_tcp_if_include", "eth0" if case.rate_mbit else "lo")
-        options = ("--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", *_TCP_ONLY)
-        if dilation(case) > 1:
-            nap_ns = f"{1e9 * POLL_S * dilation(case):.0f}"
-            options += ("--mca", "threads_pthreads_yield_strategy", "nanosleep")
-            options += ("--mca", "threads_pthreads_nanosleep_time", nap_ns)
-        writes = f"env -0 > {self._folder}/new-$PMIX_RANK; mv {self._folder}/new-$PMIX_RANK {self._folder}/$PMIX_RANK"
-        command = (_mpirun(), *options, *interface, *self.choice, "-n", str(case.workers))
-
-        def at_home() -> None:
-            go_home()
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # with rank 0
-
-        return subprocess.Popen([*command, "sh", "-c", f"{writes}; exec sleep 3600"], preexec_fn=at_home)
-
-    def _found_by_rank(self, rank: int) -> dict[str, str]:
-        deadline_s, path = time.monotonic() + PATIENCE_S, self._folder / str(rank)
-        while not path.exists():
-            if time.monotonic() > deadline_s:
-                raise PeerLost(f"mpirun did not start rank {rank} within {PATIENCE_S:g} s")
-            time.sleep(0.1)
-        words = path.read_text(encoding="utf-8").split("\0")
-        return dict(word.split("=", 1) for word in words if word)
+        self._of_mpirun.leave(done=self._step >= self._case.last_step)
 
 
 class OpenMpiRing(OpenMpi):

@@ -37,6 +37,7 @@ except ImportError:  # optional: then it is not measured
 
 PORT = 29_500
 PATIENCE = timedelta(seconds=120)
+HOROVOD_CYCLE_MS = 1.0
 HOROVOD_WAIT_S = 900
 """Gloo's timeout of every wait of Horovod's: for each address when ranks join, for each sum (which has `PATIENCE`)."""
 _CLONE_NEWUTS = 0x04000000
@@ -102,17 +103,18 @@ class _Product(torch.nn.Module):
         return sum(layer @ part for layer, part in zip(self.layers, gradient.chunk(8), strict=True))
 
 
-class Horovod(PlainAllReduce):
-    """Horovod's allreduce over Gloo, then torch.optim. Rank 0 starts the rendezvous, as horovodrun would have.
+class RankOfHorovod:
+    """What horovodrun would have told this rank: Horovod may be initialised afterwards. Rank 0 starts the rendezvous.
 
-    Its ranks ask each other in each cycle what is to be summed; one is as long as by default, in the cluster's time.
-    Who waits for the sum asks after naps of `POLL_S` (see open_mpi.py); DistributedOptimizer asks as often as it can.
-    All ranks ask the rendezvous for all others. At rank 0's dilated link 64 of them took minutes for that, so it is at
-    the switch (horovodrun's is at its own host); on two cores they still need up to five, where Horovod waits for 30 s.
+    All ranks ask it for all others. At rank 0's dilated link 64 of them took minutes for that, so it is at the switch
+    (horovodrun's is at its own host); on two cores they still need up to five, where Horovod waits for 30 s.
     HOROVOD_GLOO_IFACE is not read where it makes the group of its sums: that listens where the host's name points to.
+
+    Args:
+        cycle_ms: of the cluster's time; ranks ask each other in each cycle what is to be summed.
     """
 
-    def __init__(self, rank: int, case: Case, addresses: Addresses) -> None:
+    def __init__(self, rank: int, case: Case, addresses: Addresses, cycle_ms: float) -> None:
         n = case.workers
         os.environ |= {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(n), "HOROVOD_LOCAL_RANK": "0"}
         os.environ |= {"HOROVOD_LOCAL_SIZE": "1", "HOROVOD_CROSS_RANK": str(rank), "HOROVOD_CROSS_SIZE": str(n)}
@@ -123,14 +125,18 @@ class Horovod(PlainAllReduce):
             "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{HOROVOD_WAIT_S}",
         }
         meeting_at = SWITCH_ADDRESS if case.rate_mbit else addresses(0)
-        os.environ |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting_at, "HOROVOD_CYCLE_TIME": f"{dilation(case):g}"}
+        os.environ |= {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting_at,
+            "HOROVOD_CYCLE_TIME": f"{cycle_ms * dilation(case):g}",
+        }
         os.environ |= {"HOROVOD_GLOO_IFACE": "eth0"} if case.rate_mbit else {}
         if case.rate_mbit:
             unshare = ctypes.CDLL(None, use_errno=True).unshare
             if unshare(_CLONE_NEWUTS) != 0:
                 raise OSError(ctypes.get_errno(), "a host name of its own needs root")
             socket.sethostname(addresses(rank))
-        store = dist.TCPStore(addresses(0), PORT, None, rank == 0, PATIENCE, wait_for_workers=False)
+        # kept: it is rank 0's to serve
+        self._store = store = dist.TCPStore(addresses(0), PORT, None, rank == 0, PATIENCE, wait_for_workers=False)
         self._rendezvous = RendezvousServer(0) if rank == 0 else None
         if self._rendezvous is not None:
             with in_network_of_switch() if case.rate_mbit else nullcontext():
@@ -138,6 +144,28 @@ class Horovod(PlainAllReduce):
             self._rendezvous.init(get_host_assignments([HostInfo(f"host{each}", 1) for each in range(n)], n))
             store.set("port", str(port))  # last: `init` forgets what ranks have said
         os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = store.get("port").decode()
+
+    def leave(self) -> None:
+        """After Horovod was shut down."""
+        if self._rendezvous is not None:
+            self._rendezvous.stop()
+
+
+def synchronize(handle: int, case: Case) -> None:
+    """hvd.synchronize, which would ask as often as it can: with naps of `POLL_S` (see open_mpi.py)."""
+    deadline_s = time.monotonic() + PATIENCE.total_seconds()
+    while not hvd.poll(handle):
+        if time.monotonic() > deadline_s:
+            raise PeerLost(f"Horovod has not summed within {PATIENCE.total_seconds():g} s")
+        time.sleep(POLL_S * dilation(case))
+    hvd.synchronize(handle)
+
+
+class Horovod(PlainAllReduce):
+    """Horovod's allreduce over Gloo in cycles as long as by default, then torch.optim."""
+
+    def __init__(self, rank: int, case: Case, addresses: Addresses) -> None:
+        self._of_horovodrun = RankOfHorovod(rank, case, addresses, HOROVOD_CYCLE_MS)
         hvd.init()
         self._parameters = torch.nn.Parameter(torch.zeros(case.numel))
         self._optimizer = torch.optim.RMSprop([self._parameters], lr=7e-4)
@@ -145,21 +173,14 @@ class Horovod(PlainAllReduce):
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         self._parameters.grad = gradient.clone()
-        handle = hvd.allreduce_async_(self._parameters.grad, name="gradient", op=hvd.Average)
-        deadline_s = time.monotonic() + PATIENCE.total_seconds()
-        while not hvd.poll(handle):
-            if time.monotonic() > deadline_s:
-                raise PeerLost(f"Horovod has not summed within {PATIENCE.total_seconds():g} s")
-            time.sleep(POLL_S * dilation(self._case))
-        hvd.synchronize(handle)
+        synchronize(hvd.allreduce_async_(self._parameters.grad, name="gradient", op=hvd.Average), self._case)
         self._optimizer.step()
         self._step += 1
         return Receipt(True, self._step)
 
     def close(self) -> None:
         hvd.shutdown()
-        if self._rendezvous is not None:
-            self._rendezvous.stop()
+        self._of_horovodrun.leave()
 
 
 class RpcServer:

@@ -12,6 +12,7 @@ from headline import ENVIRONMENTS as SHARED_ENVIRONMENTS
 from headline import LENGTH_STEPS
 from numpy.typing import NDArray
 from other_systems import PEERS
+from over_launchers import LAUNCHED
 
 from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
@@ -217,6 +218,13 @@ def asynchronous(gbit: float, network: str) -> Iterator[Row]:
         yield Row("workers", network, scene("async", n, network, gbit, k=4))
 
 
+def over_launchers(gbit: float, network: str) -> Iterator[Row]:
+    """Our all-reduce over MPI and Horovod."""
+    for n in (64, 16, 4):
+        for exchange in LAUNCHED:
+            yield Row("workers", network, scene(exchange, n, network, gbit))
+
+
 def servers(gbit: float, network: str, n: int = 64) -> Iterator[Row]:
     """Figure 2, DBA3C's second plot: more servers for 64 workers; and with fewer workers, for figure 1."""
     for k in (1, 2, 4, 8):
@@ -316,4 +324,5 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
         for n in (16, 4):
             yield from servers(1.0, network, n)
             yield from servers(10.0, network, n)
+    yield from over_launchers(1.0, "small")
     yield from undilated()
