@@ -70,6 +70,25 @@ def test_two_ranks_of_two_lanes_under_mpirun_are_bit_equal_to_torch_optim():
     assert out.count("difference from torch.optim 0\n") == 2
 
 
+SUMS = """
+import torch
+from param_servers.allreduce.mpi_horovod import MpiCollective
+from param_servers.config import ExchangeConfig
+collective = MpiCollective(ExchangeConfig(exchange="allreduce", num_workers=4))
+for size in (7, 3_000, 20_000, 700_000):
+    for _ in range(3):
+        tensor = torch.arange(size, dtype=torch.float32) + collective.rank
+        collective.all_reduce_sum_(tensor)
+        assert torch.equal(tensor, 4.0 * torch.arange(size) + 6), size
+"""
+
+
+@needs_mpi
+def test_sums_of_any_length_under_mpirun_are_exact():
+    code, _, err = finish(start([*MPIRUN, "-n", "4", sys.executable, "-c", SUMS]))
+    assert code == 0, err
+
+
 @needs_horovod
 @pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim(lanes):
