@@ -14,7 +14,7 @@ from plan import STRAGGLER, UNDILATED_HOSTS, mark
 from dba3c.benchmarks.dilated_cluster import way
 from dba3c.studies.page import markdown
 
-OURS = ("servers", "async", "allreduce", "majority")
+OURS = ("servers", "async", "allreduce", "all-reduce (MPI)", "all-reduce (Horovod)", "majority")
 _CASE = ("workers", "megabytes", "slow")
 LEVEL = 0.0005
 """A ratio so close to 1 is no lead: it would be told as 0.0 %."""

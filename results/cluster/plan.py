@@ -239,12 +239,12 @@ def backup(exchange: str, k: int, network: str) -> Iterator[Row]:
 
 
 def peers(n: int, network: str, mb: float) -> Iterator[Row]:
-    """Ours and what a user would pick instead; without a straggler, where ours have their all-reduce too, and with one,
-    where they have one backup worker."""
+    """Ours and what a user would pick instead; without a straggler, where ours have their all-reduce too (over Gloo and
+    MPI), and with one, where they have one backup worker."""
     for slow in (1.0, STRAGGLER):
         b = int(slow > 1)
         ours = [("servers", n, b, True), ("majority", 0, b, False), ("servers", 4, b, False)]
-        ours += [] if b else [("allreduce", 0, 0, False)]
+        ours += [] if b else [(name, 0, 0, False) for name in ("allreduce", *LAUNCHED) if "Horovod" not in name]
         theirs = [(name, int(other.serve is not None), 0, False) for name, other in PEERS.items()]
         for exchange, k, backups, colocated in theirs + ours:
             yield Row("peers", network, Scene(exchange, n, backups, k, colocated, mb, 1.0), slow=slow)
