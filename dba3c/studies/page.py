@@ -4,7 +4,8 @@ import csv
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def made_by(facts: Mapping[str, Any]) -> str:
     cores = facts.get("cores", host["usable_cores"])  # a run's life knows those of all its hosts
     where = f"{cores:g} cores of {host['processor']}"
     return f"{date}, {where}, Python {versions['python']}, torch {versions['torch']}, commit {commit}."
+
+
+def processors(metas: Iterable[Mapping[str, Any]]) -> str:
+    """Who computed runs (`meta.json` of each): how many of their launches, where there are several processors."""
+    lives = Counter(life["host"]["processor"] for meta in metas for life in meta["lives"])
+    return ", ".join(name if len(lives) == 1 else f"{name} ({number})" for name, number in lives.most_common())
 
 
 def renew(page: Path, made: str, *tables: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from dba3c.studies.curve import Curve, load_curve
-from dba3c.studies.page import made_by, markdown, renew
+from dba3c.studies.page import made_by, markdown, processors, renew
 from dba3c.studies.results import time_to_score
 from dba3c.studies.statistics import estimate
 
@@ -23,12 +22,6 @@ GOALS = {
 """Gymnasium's, and a scripted player's; the runs on the first two go on beyond them."""
 UNCOUNTED = {("vizdoom/basic", "progress/cpu_hours")}
 """Doom is a process of its own for each game, whose processor time is not in the run's."""
-
-
-def processors(curves: list[Curve]) -> str:
-    """In whose core-minutes the table counts: how many lives of the runs each has computed, where there are several."""
-    lives = Counter(life["host"]["processor"] for curve in curves for life in curve.meta["lives"])
-    return ", ".join(name if len(lives) == 1 else f"{name} ({number})" for name, number in lives.most_common())
 
 
 def line(folder: Path, curves: list[Curve]) -> tuple[object, ...]:
@@ -51,7 +44,7 @@ def line(folder: Path, curves: list[Curve]) -> tuple[object, ...]:
         *times,
         best,
         last,
-        processors(curves),
+        processors(curve.meta for curve in curves),
     )
 
 

@@ -22,7 +22,7 @@ from dba3c import games
 from dba3c.environments.atari_protocols import protocol_name
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, load_curve
-from dba3c.studies.page import made_by, markdown, renew, rows_of, write_rows
+from dba3c.studies.page import made_by, markdown, processors, renew, rows_of, write_rows
 from dba3c.studies.statistics import (
     Estimate,
     Floats,
@@ -129,8 +129,9 @@ def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str
     to_goal = run.core_hours_to_goal
     row["core_hours_to_target"] = "" if to_goal is None else f"{to_goal:.3f}"
     # whose core-hours they are
-    row |= {"processor": run.curve.meta["lives"][-1]["host"]["processor"], "precision": config.network.precision}
-    row["recipe"] = run.recipe
+    row |= {"processor": processors([run.curve.meta]), "precision": config.network.precision}
+    source = run.curve.meta["lives"][-1]["source"]
+    row |= {"recipe": run.recipe, "commit": source["commit"][:8] + (" dirty" if source["dirty"] else "")}
     return row
 
 
