@@ -76,6 +76,8 @@ class Timeouts:
         the checkpoint at the end, in all exchanges, with the one that is still being written before it."""
         self.step_s = step_timeout_s
         """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
+        self.hold_s = self.step_s / 4
+        """For the slowest of a step's slices, while those far ahead of it are not read: then they still have time."""
         self.stop_after_s = min(30.0, self.server_return_s)
         """For a lost server whose return undoes committed steps, before a request to stop is obeyed: one that is
         started again is there sooner, and then nothing is lost that was not lost with it."""

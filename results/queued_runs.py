@@ -271,5 +271,6 @@ QUEUE: tuple[Entry, ...] = (
     batch(1920, 1e-3, "adam"),
     breakout(3),
     breakout(4),
-    normalized(0),
+    *(normalized(seed) for seed in range(5)),
+    batch(28_800, sqrt_rule(28_800), core_hours=6.0),
 )

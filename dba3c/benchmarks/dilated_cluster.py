@@ -14,8 +14,14 @@ RATE = "data points/s, time-dilated"
 WAYS = ("4 servers", "a server beside every worker", "all-reduce (Gloo)", "majority", "4 servers, asynchronous")
 """Each has its own colour, the same in every figure."""
 Row = dict[str, Any]
-OTHER_SERVERS = {"1 server": "v", "2 servers": "s", "8 servers": "D"}
-"""Have the colour of 4 servers and marks of their own."""
+LIKE = {
+    "1 server": ("4 servers", "v"),
+    "2 servers": ("4 servers", "s"),
+    "8 servers": ("4 servers", "D"),
+    "all-reduce (MPI)": ("all-reduce (Gloo)", "^"),
+    "all-reduce (Horovod)": ("all-reduce (Gloo)", "s"),
+}
+"""Have that one's colour and marks of their own."""
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
@@ -169,7 +175,7 @@ def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
 
 def _place(name: str, otherwise: int = 0) -> int:
     """Of a way among all; `otherwise` of anything else."""
-    name = "4 servers" if name in OTHER_SERVERS else name
+    name = LIKE[name][0] if name in LIKE else name
     return WAYS.index(name) if name in WAYS else otherwise
 
 
@@ -183,7 +189,9 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = Non
         mine = sorted(of_way[name], key=lambda row: row[x])
         places, rates = [row[x] for row in mine], [row["data_points_per_s"] for row in mine]
         colour, line = PALETTE[_place(name, index)], "-" if len(mine) > 2 else "none"
-        axes.plot(places, rates, marker=OTHER_SERVERS.get(name, "o"), color=colour, label=name, linestyle=line)
+        axes.plot(
+            places, rates, marker=LIKE[name][1] if name in LIKE else "o", color=colour, label=name, linestyle=line
+        )
         for place, rate, row in zip(places, rates, mine, strict=True):
             if row["refused"]:
                 axes.plot(place, rate, marker="o", markerfacecolor="white", color=colour)

@@ -67,7 +67,8 @@ class Case(NamedTuple):
     def step_timeout_s(self) -> float:
         """So long that nobody is expelled for computing, nor a group broken up while it hands over its first state."""
         transfer_s = 8 * self.megabytes / self.rate_mbit if self.rate_mbit else 0.0
-        return max(STEP_TIMEOUT_S, 3 * self.longest_compute_s, 100 * transfer_s)
+        of_a_server_s = transfer_s * self.workers / max(1, self.servers)
+        return max(STEP_TIMEOUT_S, 3 * self.longest_compute_s, 100 * transfer_s, 10 * of_a_server_s)
 
     @property
     def hosts(self) -> int:

@@ -78,6 +78,8 @@ class Ahead:
     """[n], what is sent."""
     frames: dict[Peer, Frame]
     """To whom, on the links that there are."""
+    hold_until_s: float
+    """From then on nobody waits for the slowest."""
     done: int = 0
     """Elements that are stepped."""
 
@@ -94,12 +96,16 @@ class CutThrough:
         hub: where slices arrive from and versions go.
         accumulator: gradients that are complete.
         all_needed: workers whose gradients every step waits for (no backup workers); 0: never go ahead.
+        hold_s: at most so long a worker that is far ahead waits for the slowest.
     """
 
-    def __init__(self, index: int, shard: Shard, hub: Hub, accumulator: Accumulator, all_needed: int) -> None:
+    def __init__(
+        self, index: int, shard: Shard, hub: Hub, accumulator: Accumulator, all_needed: int, hold_s: float
+    ) -> None:
         self._index, self._shard, self._hub = index, shard, hub
         self._accumulator, self._all_needed = accumulator, all_needed
         self._least = max(LEAST_PART, shard.numel // PARTS)
+        self._hold_s = hold_s
         self._lead_bytes = lead_bytes(4 * shard.numel, all_needed)
         self._ahead: Ahead | None = None
         self._taken_back = (0, -1)
@@ -110,7 +116,12 @@ class CutThrough:
         return self._ahead is not None
 
     def advance(
-        self, version: Version, workers: dict[int, int], incoming: dict[Peer, deque[Tensor]], data_points: int
+        self,
+        version: Version,
+        workers: dict[int, int],
+        incoming: dict[Peer, deque[Tensor]],
+        data_points: int,
+        now_s: float,
     ) -> None:
         """Pass on what can be; to be called after each poll.
 
@@ -119,15 +130,23 @@ class CutThrough:
             workers: incarnation of each connected worker.
             incoming: where slices [n] go that are arriving; of each worker the last one may be incomplete.
             data_points: so far; the learning rate depends on them.
+            now_s: on any clock.
         """
         if self._ahead is None and self._all_needed and self._taken_back != version:
-            self._begin(version, workers, incoming, data_points)
+            self._begin(version, workers, incoming, data_points, now_s)
         if self._ahead is not None:
-            self._step_what_is_here(self._ahead)
+            here_bytes = self._here_bytes(self._ahead)
+            self._step_what_is_here(self._ahead, here_bytes)
+            self._hold(self._ahead, here_bytes, now_s)
             self._release(self._ahead, self._ahead.done)
 
     def _begin(
-        self, version: Version, workers: dict[int, int], incoming: dict[Peer, deque[Tensor]], data_points: int
+        self,
+        version: Version,
+        workers: dict[int, int],
+        incoming: dict[Peer, deque[Tensor]],
+        data_points: int,
+        now_s: float,
     ) -> None:
         """Go ahead once all gradients of this step that are needed, and no others, are complete or arriving."""
         if len(workers) != self._all_needed or len(incoming) + self._accumulator.count < self._all_needed:
@@ -151,7 +170,8 @@ class CutThrough:
             return  # nothing is left to overlap: the commit comes sooner than what it would cost to tell it apart
         self._shard.keep()
         learning_rate, out = self._shard.learning_rate(data_points), floats(self._shard.numel)
-        self._ahead = Ahead(version, rows, gradients, arriving, learning_rate, out, self._streams(version, rows, out))
+        frames, until_s = self._streams(version, rows, out), now_s + self._hold_s
+        self._ahead = Ahead(version, rows, gradients, arriving, learning_rate, out, frames, until_s)
 
     def _streams(self, version: Version, rows: list[Row], out: Tensor) -> dict[Peer, Frame]:
         term, step = version[0], version[1] + 1
@@ -163,13 +183,21 @@ class CutThrough:
                 frames[worker] = frame
         return frames
 
-    def _step_what_is_here(self, ahead: Ahead) -> None:
+    def _here_bytes(self, ahead: Ahead) -> dict[Peer, int]:
+        """Of each slice that is not complete."""
+        received = {worker: self._hub.receiving(worker) for worker in ahead.arriving}
+        return {worker: 0 if here is None else here[1] for worker, here in received.items()}
+
+    def _hold(self, ahead: Ahead, here_bytes: dict[Peer, int], now_s: float) -> None:
+        """Who is far ahead waits for the slowest; not for long, or all would be late with it."""
+        slowest = min(here_bytes.values(), default=0)
+        far = [worker for worker, here in here_bytes.items() if here > slowest + self._lead_bytes]
+        self._hub.hold(far if now_s < ahead.hold_until_s else [])
+
+    def _step_what_is_here(self, ahead: Ahead, here_bytes: dict[Peer, int]) -> None:
         """Step what is here from all. Whether it is finite shows when a slice is whole; until then nothing counts."""
         numel = self._shard.numel
-        received = {worker: self._hub.receiving(worker) for worker in ahead.arriving}
-        here_bytes = {worker: 0 if here is None else here[1] for worker, here in received.items()}
         have = min([4 * numel, *here_bytes.values()]) // 4
-        self._hub.hold([worker for worker, here in here_bytes.items() if here > 4 * have + self._lead_bytes])
         if have < numel:
             have -= have % PART_MULTIPLE
             if have - ahead.done < self._least:
@@ -209,7 +237,7 @@ class CutThrough:
             return None
         same = [row[:3] for row in sorted(members)] == [row[:3] for row in ahead.rows]
         if same:
-            self._step_what_is_here(ahead)
+            self._step_what_is_here(ahead, self._here_bytes(ahead))
         if not same or ahead.done < self._shard.numel:
             self.abort()
             return None

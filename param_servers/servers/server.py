@@ -122,7 +122,8 @@ class ParameterServer:
         worthwhile = is_worthwhile(4 * tensors.numel, exchange.num_workers)
         all_needed = exchange.num_workers if worthwhile and not asynchronous and not exchange.backup_workers else 0
         self._window_bytes = window_bytes(4 * tensors.numel, all_needed) if all_needed else None
-        self.node = ShardNode(shard, tensors, self._hub, asynchronous, self._checkpoints, self._tell, all_needed)
+        where = shard, tensors, self._hub, asynchronous, self._checkpoints, self._tell
+        self.node = ShardNode(*where, all_needed, timeouts.hold_s)
         self.chief: Chief | None = None
         self._audit: AuditLog | None = None
         if shard == 0:
@@ -263,7 +264,7 @@ class ParameterServer:
         if self._arrived:  # shard 0 must not wait for it behind the last part of the update
             self._tell_arrived()
             self._hub.flush()
-        self.node.advance()
+        self.node.advance(self._clock())
         try:
             self._checkpoints.poll()
         except CheckpointError as error:

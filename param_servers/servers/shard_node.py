@@ -53,6 +53,7 @@ class ShardNode:
         tell: how shard 0 is told.
         all_needed: workers whose gradients every step waits for (no backup workers), so that updates can be passed on
             while they arrive; 0: never.
+        hold_s: see `CutThrough`.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ShardNode:
         checkpoints: CheckpointFiles,
         tell: Tell,
         all_needed: int = 0,
+        hold_s: float = 0.0,
     ) -> None:
         self.index, self.shard = index, shard
         self.term = self.step = self.data_points = 0
@@ -78,7 +80,7 @@ class ShardNode:
         """Where a worker's slices go that have begun to arrive and are not handled; only the last may be incomplete."""
         self._receipts: dict[int, tuple[int, int, Code]] = {}
         """Last decided push of each worker: (incarnation, sequence, answer)."""
-        self.cut_through = CutThrough(index, shard, hub, self._accumulator, all_needed)
+        self.cut_through = CutThrough(index, shard, hub, self._accumulator, all_needed, hold_s)
         self._restoring: int | None = None
         """The term whose state is being loaded."""
 
@@ -202,10 +204,11 @@ class ShardNode:
         if self.index == 0 and not self._asynchronous:
             self._announce(sealed | {row.worker for row in recipients})
 
-    def advance(self) -> None:
+    def advance(self, now_s: float) -> None:
         """Pass on what can be; to be called after each poll."""
         if self._restoring is None:
-            self.cut_through.advance((self.term, self.step), self.workers, self._incoming, self.data_points)
+            version = self.term, self.step
+            self.cut_through.advance(version, self.workers, self._incoming, self.data_points, now_s)
 
     def _give(self, rows: list[Row]) -> None:
         self.cut_through.abort()  # these parameters will lie where the streamed ones, of all workers, are arriving

@@ -153,9 +153,9 @@ hosts and compute times (those of the small network for 1.33 MB, of Nature's for
 again and again, here with naps of {poll:g} µs of the cluster's time between; Horovod's cycle is its default, 1 ms of \
 the cluster's, and its ranks call `allreduce_async_` and ask `poll` after such naps, where its DistributedOptimizer \
 would spin. 64 ranks of Horovod take up to five minutes to join on these two cores: they may wait longer for it than \
-by default, and their rendezvous is at the switch. Open MPI's ring is not what our own all-reduce over MPI takes, \
-which was not measured here. In square brackets: another D than that of the best of ours, § another processor; from D \
-= 20 to 40 alone an all-reduce of 16 hosts is 2.4 % faster ([below](#does-d-matter)). Straggler: worker 1 always \
+by default, and their rendezvous is at the switch. Our all-reduce over MPI calls `Iallreduce` and polls, for which \
+Open MPI has other algorithms. In square brackets: another D than that of the best of ours, § another processor; from \
+D = 20 to 40 alone an all-reduce of 16 hosts is 2.4 % faster ([below](#does-d-matter)). Straggler: worker 1 always \
 computes {straggler:g} times as long; ours then have one backup worker, which none of theirs knows. Where nobody is \
 late ours have their plain all-reduce, too, as one would choose it then: a majority's ranks sum when it is known who \
 is in the step, so all wait for the one that was last to end the step before, where a ring lets each go on by \

@@ -19,6 +19,7 @@ from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.allreduce.mpi_horovod import HorovodCollective, MpiCollective
 from param_servers.benchmarks.exchange import Case, Others
 from param_servers.config import CollectiveBackend, ExchangeConfig, OptimizerConfig
+from param_servers.errors import ParamServersError
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 
@@ -32,9 +33,13 @@ class OverMpi:
     def __init__(self, rank: int, case: Case, addresses: Addresses) -> None:
         self._of_mpirun, self._case, self._step = RankOfMpirun(rank, case), case, 0
         config = config_of(case, "mpi")
-        collective = MpiCollective(config)
-        collective.spin_s, collective.nap_s = dilation(case) * collective.spin_s, dilation(case) * collective.nap_s
-        self._exchange = exchange_over(collective, case, config)
+        try:
+            collective = MpiCollective(config)
+            collective.spin_s, collective.nap_s = dilation(case) * collective.spin_s, dilation(case) * collective.nap_s
+            self._exchange = exchange_over(collective, case, config)
+        except ParamServersError:  # the next row is not to find what this one has left
+            self._of_mpirun.leave(done=False)
+            raise
 
     def pull(self) -> Pull:
         pull = self._exchange.pull()

@@ -74,18 +74,20 @@ SUMS = """
 import torch
 from param_servers.allreduce.mpi_horovod import MpiCollective
 from param_servers.config import ExchangeConfig
-collective = MpiCollective(ExchangeConfig(exchange="allreduce", num_workers=4))
+collective = MpiCollective(ExchangeConfig(exchange="allreduce"))
+n = collective.size
 for size in (7, 3_000, 20_000, 700_000):
     for _ in range(3):
         tensor = torch.arange(size, dtype=torch.float32) + collective.rank
         collective.all_reduce_sum_(tensor)
-        assert torch.equal(tensor, 4.0 * torch.arange(size) + 6), size
+        assert torch.equal(tensor, float(n) * torch.arange(size) + n * (n - 1) / 2), size
 """
 
 
 @needs_mpi
-def test_sums_of_any_length_under_mpirun_are_exact():
-    code, _, err = finish(start([*MPIRUN, "-n", "4", sys.executable, "-c", SUMS]))
+@pytest.mark.parametrize("ranks", ["2", "3", "4"])
+def test_sums_of_any_length_under_mpirun_are_exact(ranks):
+    code, _, err = finish(start([*MPIRUN, "-n", ranks, sys.executable, "-c", SUMS]))
     assert code == 0, err
 
 

@@ -76,7 +76,7 @@ def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> No
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([1.0, 2.0]))
     hub.arriving = (GRADIENT, 4)
-    node.advance()
+    node.advance(0.0)
     hub.arriving = None
     node.gradient(WORKER, GRADIENT)
     commit(node)
@@ -105,7 +105,7 @@ def test_nothing_is_streamed_when_all_gradients_are_here_already() -> None:
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([1.0, 2.0]))
     node.gradient(WORKER, GRADIENT)
-    node.advance()
+    node.advance(0.0)
     commit(node)
     assert hub.sent == [Kind.PARAMETERS]
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
@@ -120,7 +120,7 @@ def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_comple
     second = node.receive_into(WORKER, GRADIENT)
     second[:] = as_bytes(torch.tensor([1.0, 99.0]))  # its second half is not here yet
     hub.arriving = (GRADIENT, 4)
-    node.advance()
+    node.advance(0.0)
     node.gradient(WORKER, GRADIENT)
     commit(node)
     assert hub.sent == [Kind.PARAMETERS, Kind.ABORTED, Kind.PARAMETERS]
@@ -133,7 +133,7 @@ def test_a_gradient_that_is_not_finite_is_found_once_it_is_whole_and_what_was_pa
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([float("nan"), 2.0]))
     hub.arriving = (GRADIENT, 8)
-    node.advance()
+    node.advance(0.0)
     hub.arriving = None
     node.gradient(WORKER, GRADIENT)
     assert hub.sent == [Kind.PARAMETERS, Kind.ABORTED, Kind.RECEIPT]
@@ -219,13 +219,13 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> tuple[TwoWorkers, ShardNode]
     """Of whom the first is far ahead of the second, where 512 bytes are allowed."""
     monkeypatch.setattr(cut_through, "lead_bytes", lambda slice_bytes, workers: 512)
     hub: Any = TwoWorkers({0: 1024, 1: 256})
-    node = ShardNode(0, Shard(torch.zeros(NUMEL), SGD), hub, False, hub, hub.tell, all_needed=2)
+    node = ShardNode(0, Shard(torch.zeros(NUMEL), SGD), hub, False, hub, hub.tell, all_needed=2, hold_s=15.0)
     for worker in (0, 1):
         node.joined(Hello(Role.WORKER, worker, 0, 0, ""))
     node.obey(Restore(1, 0, 0))
     for worker in (0, 1):
         node.receive_into(Peer(Role.WORKER, worker), _from(worker))
-    node.advance()
+    node.advance(0.0)
     return hub, node
 
 
@@ -235,7 +235,16 @@ def test_a_worker_far_ahead_of_the_slowest_is_not_read_until_that_one_has_caught
     hub, node = two_workers
     assert hub.held == [WORKER]
     hub.arrived[1] = 512
-    node.advance()
+    node.advance(0.0)
+    assert hub.held == []
+
+
+def test_a_slowest_that_stands_still_holds_nobody_for_long(two_workers: tuple[TwoWorkers, ShardNode]) -> None:
+    """Or the others would be late with it when the step times out."""
+    hub, node = two_workers
+    node.advance(14.0)
+    assert hub.held == [WORKER]
+    node.advance(15.0)
     assert hub.held == []
 
 

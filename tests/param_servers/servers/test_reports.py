@@ -70,7 +70,7 @@ def test_a_server_that_ends_between_two_versions_reports_neither() -> None:
     second = GRADIENT._replace(step=1, sequence=2)
     node.receive_into(WORKER, second)[:] = as_bytes(torch.tensor([float("nan"), 2.0]))
     hub.arriving = (second, 4)
-    node.advance()
+    node.advance(0.0)
     assert node.cut_through.open
     reporter.maybe(last=True)
     assert reports == []
@@ -127,7 +127,7 @@ def test_an_update_that_was_passed_on_while_it_arrived_is_measured_whole() -> No
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([3.0, 4.0]))
     hub.arriving = (GRADIENT, 4)
-    node.advance()
+    node.advance(0.0)
     hub.arriving = None
     node.gradient(WORKER, GRADIENT)
     commit(node)
@@ -142,7 +142,7 @@ def test_an_update_that_was_taken_back_is_not_the_update_that_is_measured() -> N
     first[:] = as_bytes(torch.tensor([3.0, 4.0]))
     second[:] = as_bytes(torch.tensor([3.0, 99.0]))
     hub.arriving = (GRADIENT, 8)
-    node.advance()
+    node.advance(0.0)
     node.gradient(WORKER, GRADIENT)
     commit(node)
     reporter.maybe(last=True)

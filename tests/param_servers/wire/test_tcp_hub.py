@@ -13,7 +13,7 @@ from param_servers.timeouts import LINGER_S
 from param_servers.wire import hub
 from param_servers.wire.frames import Event, Frame, Joined, Left, Link, Message
 from param_servers.wire.handshake import Hello, Role
-from param_servers.wire.hub import Hub
+from param_servers.wire.hub import READ, Hub
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, pack_header
 from tests.param_servers.wire.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
 
@@ -239,7 +239,7 @@ def test_a_held_link_is_not_read_but_written_until_it_is_let_go(pair: Pair) -> N
     pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3, step=5), memoryview(bytes(1000)))
     pair.server.send(WORKER, Header(Kind.PARAMETERS), memoryview(bytes(MOST)))
     pair.wait_for(pair.worker, Message)
-    assert pair.server.poll(0.05) == [] and pair.server.receiving(WORKER) is None
+    assert pair.server.poll(0.05) == [] and pair.last(pair.server, Message) is None
     pair.server.hold([])
     message = pair.wait_for(pair.server, Message)
     assert isinstance(message, Message) and message.header.step == 5
@@ -258,6 +258,7 @@ def test_a_held_link_can_be_closed_and_its_peer_may_come_again(pair: Pair) -> No
     pair.connect()
     pair.server.hold([WORKER])
     pair.server.close(WORKER)
+    assert list(pair.server._watched.values()) == [READ]  # its last words are waited for
     pair.wait_for(pair.worker, Left)
     pair.until(lambda: not pair.server._watched)
     pair.connect(incarnation=1)
