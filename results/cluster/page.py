@@ -283,7 +283,12 @@ machine); *busy* (`own_share`), the share of this machine's processors that the 
 what the busiest server would need on a real host with such cores: beyond 1, one thread is slower than the link there \
 (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s 64 servers beside 64 \
 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` has the arithmetic). \
-With k = 1, 2 and 8 the small network has 4, 16 and 64 workers, the others 64 only."""
+One, two and eight servers have 64 workers only of Nature's network at 10 Gbit/s, and no 4 of DBA3C's there. \
+All-reduce over MPI and Horovod has the small network at 1 Gbit/s only. **Dedicated servers of 35 workers and more are \
+faster since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
+`param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for \
+6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and not again: one, two \
+and eight of the small network and all of DBA3C's at 1 Gbit/s, all at 10 Gbit/s, in the time to 300, too."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
@@ -335,8 +340,6 @@ but for the 4 servers more than it at 10, where only the time to 300 above count
 ring of 64 ranks (126 rounds a step). Timers of the kernel's TCP are not dilated, either.
 - Other work ran on this machine now and then. A row's processes have real-time priority (`SCHED_RR`), so it waits for \
 them; `rows.jsonl` has what the whole machine did (`busy_share`).
-- Why 64 workers take 7 to 16 % longer with dedicated servers at 1 Gbit/s than the simulator says (2.7 and 6.7 MB; not \
-1.3, nor at 10 Gbit/s) is not shown.
 - Rows are one run of 4 to 66 steps each, most of them of 6."""
 
 
