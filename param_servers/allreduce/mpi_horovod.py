@@ -138,7 +138,8 @@ class HorovodCollective:
         self._guarded(lambda: self._hvd.synchronize(self._begin_sum(tensor)))
 
     def _begin_sum(self, tensor: Tensor) -> int:
-        return self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name="param_servers.sum")
+        handle: int = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name="param_servers.sum")
+        return handle
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         self._guarded(lambda: self._hvd.broadcast_(tensor, root, name=f"param_servers.broadcast.{tensor.dtype}"))
