@@ -37,7 +37,7 @@ class SimulatedRun:
         lead = 8 if seed % 4 == 2 else 64 << 10  # not drawn: old seeds keep their schedules
         holds = seed % 4 == 1 or seed % 8 == 6
         cut_through.ALL_WINDOWS, cut_through.SHORT_SLICE = (0, 0) if holds else (1 << 30, 0)
-        cut_through.LEAST_LEAD = 4
+        cut_through.LEAST_LEAD = 0
         even_push.LEAST_LEAD_BYTES, even_push.FIRST_PIECE_BYTES = lead, lead // 4
         self.network, self.disk = SimNetwork(rng), SimDisk()
         k, n = rng.randint(1, 3), rng.randint(1, 4)

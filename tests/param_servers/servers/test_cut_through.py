@@ -1,5 +1,6 @@
 """Passing an update on while it arrives: what was passed on is what is committed."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from param_servers.servers.shard_node import ShardNode
 from param_servers.servers.step_commits import Commit, Give, Restore
 from param_servers.wire.frames import Frame, Message
 from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import MEMBER, RECIPIENT, Header, Kind, Row
 from tests.param_servers.wire.hub_pair import Pair
 
@@ -246,6 +248,60 @@ def test_a_slowest_that_stands_still_holds_nobody_for_long(two_workers: tuple[Tw
     assert hub.held == [WORKER]
     node.advance(15.0)
     assert hub.held == []
+
+
+def test_a_worker_that_stands_still_in_the_middle_of_its_push_is_expelled_and_the_one_that_waited_for_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real links: one sends a quarter of its slice and no more, the other is held at three quarters."""
+    monkeypatch.setattr(cut_through, "lead_bytes", lambda slice_bytes, workers: 4096)
+    numel, now_s, secret = 1 << 18, [100.0], b"s" * 32
+    plan = plan_shards(FlatLayout.of({"w": (numel,)}), 1)
+    core = ParameterServer(
+        shard=0,
+        plan=plan,
+        initial_parameters=torch.zeros(numel),
+        optimizer_config=OptimizerConfig(optimizer="sgd", learning_rate="1"),
+        exchange_config=ExchangeConfig(
+            exchange="servers", num_workers=2, num_backup_workers=0, step_timeout_s=60.0, join_timeout_s=60.0
+        ),
+        resolve=lambda shard: None,
+        secret=secret,
+        clock=lambda: now_s[0],
+    )
+    hubs = [Hub(secret, lambda peer, header: memoryview(bytearray(header.length))) for _ in range(2)]
+
+    def until(done: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 30
+        while not done():
+            assert time.monotonic() < deadline_s, core.node.ended
+            for hub in hubs:
+                hub.poll(0.0)
+            for event in core._hub.poll(0.01):
+                core.handle(event)
+            core.look_at_the_clock()
+
+    address = core._hub.listen("127.0.0.1", 0, core._window_bytes)
+    core.begin()
+    for worker, hub in enumerate(hubs):
+        hub.dial(address, Hello(Role.WORKER, worker, 0, 0, plan.fingerprint))
+    server = Peer(Role.SERVER, 0)
+    until(lambda: core.node.term > 0 and len(core.node.workers) == 2 and all(hub.connected(server) for hub in hubs))
+    frames = []
+    for worker, (hub, quarters) in enumerate(zip(hubs, (1, 3), strict=True)):
+        header = Header(Kind.GRADIENT, worker, 0, core.node.term, 0, sequence=1, data_points=5)
+        frames.append(Frame(header, as_bytes(torch.ones(numel)), available=quarters * numel))
+        hub.stream(server, frames[-1])
+    until(lambda: bool(core._hub._held))
+    hubs[1].allow(server, frames[1], 4 * numel)
+    now_s[0] += core._timeouts.hold_s
+    until(lambda: core._hub.receiving(Peer(Role.WORKER, 1)) is None)
+    now_s[0] += core._timeouts.first_step_s
+    until(lambda: core.node.step == 1 or core.node.ended is not None)
+    assert core.node.ended is None and core.node.shard.parameters[0] == -1.0
+    for hub in (core._hub, *hubs):
+        hub.shut()
+    core.close()
 
 
 def test_nobody_is_held_once_an_update_is_taken_back(two_workers: tuple[TwoWorkers, ShardNode]) -> None:
