@@ -78,8 +78,6 @@ class Ahead:
     """[n], what is sent."""
     frames: dict[Peer, Frame]
     """To whom, on the links that there are."""
-    hold_until_s: float
-    """From then on nobody waits for the slowest."""
     done: int = 0
     """Elements that are stepped."""
 
@@ -106,6 +104,8 @@ class CutThrough:
         self._accumulator, self._all_needed = accumulator, all_needed
         self._least = max(LEAST_PART, shard.numel // PARTS)
         self._hold_s = hold_s
+        self._hold_until_s = 0.0
+        """Of the update that is ahead; from then on nobody waits for the slowest."""
         self._lead_bytes = lead_bytes(4 * shard.numel, all_needed)
         self._ahead: Ahead | None = None
         self._taken_back = (0, -1)
@@ -133,20 +133,16 @@ class CutThrough:
             now_s: on any clock.
         """
         if self._ahead is None and self._all_needed and self._taken_back != version:
-            self._begin(version, workers, incoming, data_points, now_s)
+            self._hold_until_s = now_s + self._hold_s
+            self._begin(version, workers, incoming, data_points)
         if self._ahead is not None:
             here_bytes = self._here_bytes(self._ahead)
             self._step_what_is_here(self._ahead, here_bytes)
-            self._hold(self._ahead, here_bytes, now_s)
+            self._hold(here_bytes, now_s)
             self._release(self._ahead, self._ahead.done)
 
     def _begin(
-        self,
-        version: Version,
-        workers: dict[int, int],
-        incoming: dict[Peer, deque[Tensor]],
-        data_points: int,
-        now_s: float,
+        self, version: Version, workers: dict[int, int], incoming: dict[Peer, deque[Tensor]], data_points: int
     ) -> None:
         """Go ahead once all gradients of this step that are needed, and no others, are complete or arriving."""
         if len(workers) != self._all_needed or len(incoming) + self._accumulator.count < self._all_needed:
@@ -170,8 +166,7 @@ class CutThrough:
             return  # nothing is left to overlap: the commit comes sooner than what it would cost to tell it apart
         self._shard.keep()
         learning_rate, out = self._shard.learning_rate(data_points), floats(self._shard.numel)
-        frames, until_s = self._streams(version, rows, out), now_s + self._hold_s
-        self._ahead = Ahead(version, rows, gradients, arriving, learning_rate, out, frames, until_s)
+        self._ahead = Ahead(version, rows, gradients, arriving, learning_rate, out, self._streams(version, rows, out))
 
     def _streams(self, version: Version, rows: list[Row], out: Tensor) -> dict[Peer, Frame]:
         term, step = version[0], version[1] + 1
@@ -188,11 +183,11 @@ class CutThrough:
         received = {worker: self._hub.receiving(worker) for worker in ahead.arriving}
         return {worker: 0 if here is None else here[1] for worker, here in received.items()}
 
-    def _hold(self, ahead: Ahead, here_bytes: dict[Peer, int], now_s: float) -> None:
+    def _hold(self, here_bytes: dict[Peer, int], now_s: float) -> None:
         """Who is far ahead waits for the slowest; not for long, or all would be late with it."""
         slowest = min(here_bytes.values(), default=0)
         far = [worker for worker, here in here_bytes.items() if here > slowest + self._lead_bytes]
-        self._hub.hold(far if now_s < ahead.hold_until_s else [])
+        self._hub.hold(far if now_s < self._hold_until_s else [])
 
     def _step_what_is_here(self, ahead: Ahead, here_bytes: dict[Peer, int]) -> None:
         """Step what is here from all. Whether it is finite shows when a slice is whole; until then nothing counts."""
