@@ -234,7 +234,7 @@ def servers(gbit: float, network: str, n: int = 64) -> Iterator[Row]:
 
 def backup(exchange: str, k: int, network: str) -> Iterator[Row]:
     """Figure 4: of 64 workers with stragglers."""
-    for b in (0, 4, 8, 2):
+    for b in (0, 4, 8, 2, 16, 12):
         yield Row("backup", network, scene(exchange, 64, network, 1.0, k=k, b=b), tail=TAIL)
 
 
@@ -262,7 +262,8 @@ def faults(network: str) -> Iterator[Row]:
 
 
 def to_score(network: str) -> Iterator[Row]:
-    """Figure 3, DBA3C's first plot: updates of 3,600 samples which were shown to learn (results/batch_size)."""
+    """Figure 3, DBA3C's first plot: updates of 3,600 samples, and smaller ones on fewer nodes, which were shown to
+    learn (results/batch_size)."""
     for gbit, exchange, n, k in (
         (10.0, "allreduce", 60, 0), (10.0, "servers", 60, 4), (1.0, "allreduce", 60, 0), (1.0, "servers", 60, 4),
         (10.0, "allreduce", 15, 0), (10.0, "allreduce", 3, 0), (10.0, "servers", 15, 4), (10.0, "servers", 3, 4),
@@ -274,6 +275,10 @@ def to_score(network: str) -> Iterator[Row]:
         yield Row("to_score", network, where, environments=SHARED_ENVIRONMENTS // (n * CORES))
     script = scene("servers", 64, network, 10.0, k=20, b=4, colocated=True)  # slurm/breakout_64nodes.sh
     yield Row("to_score", network, script, environments=1)
+    for n, environments in ((8, 1), (2, 4), (20, 1), (5, 4), (32, 1), (8, 4)):  # 480, 1,200 and 1,920 samples
+        yield Row("to_score", network, scene("allreduce", n, network, 10.0), environments=environments)
+        beside = scene("servers", n, network, 10.0, k=min(n, 20), colocated=True)
+        yield Row("to_score", network, beside, environments=environments)
 
 
 def central(gbit: float, network: str) -> Iterator[CentralRow]:
