@@ -52,7 +52,7 @@ def lead_bytes(slice_bytes: int, workers: int) -> int:
 
     Whoever has computed first sends first, and from 35 workers on windows cannot be so small that the others get their
     share: the wire was full, but nothing could be passed on. (64 workers, 4 servers, 1 Gbit/s, time-dilated: 2.7 MB
-    took 1.21 to 1.29 times the bound and take 1.09, 6.7 MB 1.18 and 1.09.) The windows of those that are read must fill
+    took 1.21 to 1.29 times the bound and take 1.11, 6.7 MB 1.18 and 1.09.) The windows of those that are read must fill
     the wire: with fewer workers they might not (8 workers and a server: 3 % slower), so there nobody waits; nor with
     short slices (64 servers beside as many workers: 1 % slower).
     """
