@@ -39,7 +39,44 @@ def peers(rows: Rows) -> list[str]:
     """Who is ahead, those cases first in which it is not ours; and all, of the most hosts."""
     cases, told = _contests(rows)
     introduction = _PEERS.format(straggler=STRAGGLER, poll=1e6 * POLL_S, majority=_behind("majority", cases))
-    return [introduction, told, _at_a_glance(rows)]
+    return [_GOALS.format(ahead=_leads(cases), reached=_reached(cases)), introduction, told, _at_a_glance(rows)]
+
+
+def _leads(cases: Sequence[Rows]) -> str:
+    """In words, where another system is ahead of all of ours."""
+    told = []
+    for case in cases:
+        ratio, _, their = _best_of_each(case)
+        if ratio < 1 - LEVEL:
+            told.append(
+                (
+                    ratio,
+                    f"{way(their)} by {percent(1 - ratio)} ({case[0]['workers']} workers, "
+                    f"{case[0]['megabytes']:g} MB, {_late(case[0]['slow'])})",
+                )
+            )
+    words = [who for _, who in sorted(told)]
+    return f"**Ahead of all of ours: {'; '.join(words)}**" if words else "**Nobody is ahead of ours**"
+
+
+def _reached(cases: Sequence[Rows]) -> str:
+    """In words, how far those that have backup workers are from the best of theirs, whatever D and machine."""
+    behind: dict[tuple[str, bool], list[float]] = {}
+    for case in cases:
+        _, _, their = _best_of_each(case)
+        for row in case:
+            if not row["refused"] and row["exchange"] in ("servers", "majority"):
+                share = 1 - row["data_points_per_s"] / their["data_points_per_s"]
+                behind.setdefault((way(row), row["slow"] > 1), []).append(share)
+    told = []
+    for who in dict.fromkeys(who for who, _ in behind):
+        none_late, one_late = behind[who, False], behind[who, True]
+        told.append(
+            f"{who}: within 5 % in {sum(share <= 0.05 for share in none_late)} of {len(none_late)} cases (at most "
+            f"{percent(max(none_late))} behind), ahead with a straggler in {sum(share < 0 for share in one_late)} "
+            f"of {len(one_late)}"
+        )
+    return "; ".join(told)
 
 
 def _at_a_glance(rows: Rows) -> str:
@@ -49,7 +86,7 @@ def _at_a_glance(rows: Rows) -> str:
     cases = sorted({(row["megabytes"], row["slow"]) for row in mine})
     best = {case: _best_of_ours(row for row in mine if (row["megabytes"], row["slow"]) == case) for case in cases}
     rates = {
-        (way(row), *case): f"{row['data_points_per_s']:,.0f}{mark(row)}{_unlike(row, best[case])}"
+        (way(row), *case): f"{row['data_points_per_s']:,.0f}{mark(row)}{unlike(row, best[case])}"
         for row in mine
         for case in [(row["megabytes"], row["slow"])]
     }
@@ -63,7 +100,7 @@ def _best_of_ours(rows: Iterable[Row]) -> Row | None:
     return fastest_first(counted)[0] if counted else None
 
 
-def _unlike(row: Row, other: Row | None) -> str:
+def unlike(row: Row, other: Row | None) -> str:
     """In which of D and machine it differs from another, in brackets."""
     if other is None:
         return ""
@@ -127,11 +164,16 @@ def _is_contest(case: Rows) -> bool:
     return any(counted) and not all(counted)
 
 
-def _ahead(case: Rows) -> tuple[float, str]:
-    """(by how much the best of ours is ahead of the best of theirs, in words)."""
+def _best_of_each(case: Rows) -> tuple[float, Row, Row]:
+    """(ours in theirs, the fastest row of ours, of theirs)."""
     counted = fastest_first([row for row in case if not row["refused"]])
     our, their = (next(row for row in counted if (row["exchange"] in OURS) is own) for own in (True, False))
-    ratio = our["data_points_per_s"] / their["data_points_per_s"]
+    return our["data_points_per_s"] / their["data_points_per_s"], our, their
+
+
+def _ahead(case: Rows) -> tuple[float, str]:
+    """(by how much the best of ours is ahead of the best of theirs, in words)."""
+    ratio, our, their = _best_of_each(case)
     if abs(1 - ratio) < LEVEL:
         result = f"ours level with {way(their)}"
     elif ratio < 1:
@@ -142,10 +184,16 @@ def _ahead(case: Rows) -> tuple[float, str]:
         result += f" (D = {our['dilation']} beside {their['dilation']})"
     if our["processor"] != their["processor"]:
         result += " **(not side by side: two machines)**"
-    points = "; ".join(f"{way(row)} {row['data_points_per_s']:,.0f}{_unlike(row, our)}" for row in counted)
+    counted = fastest_first([row for row in case if not row["refused"]])
+    points = "; ".join(f"{way(row)} {row['data_points_per_s']:,.0f}{unlike(row, our)}" for row in counted)
     who = f"{case[0]['workers']} workers, {case[0]['megabytes']:g} MB, {_late(case[0]['slow'])}"
     return ratio, f"- {who}: {result} ({points})."
 
+
+_GOALS = """\
+{ahead}. Asked was that servers and a majority be within 5 % of the best of theirs where nobody is late, and ahead of \
+it with a straggler. {reached}. A plain all-reduce of ours, which one would choose where nobody is late, is compared \
+below, too."""
 
 _PEERS = """\
 Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \

@@ -1,15 +1,16 @@
 """DBA3C's first plot, time to a mean of 300 of Breakout against nodes, composed of what was measured and nothing else.
 
 Updates to 300, from the learning runs of `results/batch_size`, times the mean step of the time-dilated rows of the part
-`to_score`: the nodes there share the same 720 environments, so their updates have the same samples and the run would be
-the same one, but for the clock. Where an exchange takes the processors longer than a row's, which is dilated and has
-processors D times too fast, theirs is counted (`processors.py`).
+`to_score`: the nodes there share as many environments as those runs had, so their updates have the same samples and the
+run would be the same one, but for the clock. Where an exchange takes the processors longer than a row's, which is
+dilated and has processors D times too fast, theirs is counted (`processors.py`).
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +23,21 @@ from dba3c.studies.page import rows_of
 from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
-RUNS = HERE.parent / "batch_size" / "nstep-rmsprop-3600-0.0033"
-"""Of each seed."""
 GOAL = 300.0
 ENVIRONMENTS, LENGTH_STEPS = 720, 5
-"""Of those runs, an update of 5 steps of each; all nodes' lanes share them."""
+"""Of the cluster's run, an update of 5 steps of each; all nodes' lanes share them."""
+SAMPLES = ENVIRONMENTS * LENGTH_STEPS
+RUNS = {
+    480: ("batch_size/nstep-rmsprop-480-0.0012/seed-*",),
+    1200: ("batch_size/nstep-rmsprop-1200-0.0019/seed-*", "gpu/breakout_16_lanes"),
+    1920: ("batch_size/nstep-rmsprop-1920-0.0024/seed-*",),
+    SAMPLES: ("batch_size/nstep-rmsprop-3600-0.0033/seed-*",),
+}
+"""By samples of an update; of each seed."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
+SIZES_DRAWN = "all-reduce (Gloo), 10 Gbit/s"
+"""Where sizes of an update are compared."""
 PROCESSORS = HERE / "processors.jsonl"
 SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 """What a line there and a row have in common."""
@@ -77,6 +86,16 @@ class Composed(NamedTuple):
         return int(self.row["workers"] - self.row["backup"])
 
     @property
+    def environments(self) -> int:
+        """Of a lane."""
+        return int(json.loads(self.row["key"])[-1])
+
+    @property
+    def samples(self) -> int:
+        """Of an update."""
+        return self.gradients * CORES * self.environments * LENGTH_STEPS
+
+    @property
     def who(self) -> str:
         return f"{way(self.row)}, {self.row['gbit']:g} Gbit/s"
 
@@ -86,25 +105,26 @@ class Composed(NamedTuple):
         return f"servers beside workers, {self.row['gbit']:g} Gbit/s" if self.row["colocated"] else self.who
 
 
-def learnt() -> Learnt:
+def learnt(samples: int) -> Learnt:
     """Raises ValueError: a run has not reached it, of which the figure and the page would have to speak."""
     steps, hours = [], []
-    for folder in sorted(RUNS.glob("seed-*")):
+    for folder in (folder for pattern in RUNS[samples] for folder in sorted(HERE.parent.glob(pattern))):
         curve = load_curve(folder)
         at = curve.reached(GOAL)
         if at is None:
             raise ValueError(f"{folder} did not reach {GOAL:g}, and the page does not say what such a seed counts")
         steps.append(float(curve.column("progress/data_points")[at]))
         hours.append(float(curve.column("progress/cpu_hours")[at]))
-    of_seeds = tuple(count / (ENVIRONMENTS * LENGTH_STEPS) for count in steps)
+    of_seeds = tuple(count / samples for count in steps)
     return Learnt(of_seeds, statistics.mean(steps), statistics.mean(hours))
 
 
-def composed(rows: Sequence[dict[str, Any]], updates: float) -> list[Composed]:
+def composed(rows: Sequence[dict[str, Any]]) -> list[Composed]:
     """The quickest first."""
+    updates = {samples: learnt(samples).updates for samples in RUNS}
     shown = [row for row in rows if row["part"] == "to_score"]
-    found = [Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE}), updates) for row in shown]
-    return sorted(found, key=lambda point: point.minutes)
+    found = [Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE}), 0.0) for row in shown]
+    return sorted((p._replace(updates=updates[p.samples]) for p in found), key=lambda point: point.minutes)
 
 
 def undilated(role: str = "", **which: Any) -> float:
@@ -122,17 +142,28 @@ def undilated(role: str = "", **which: Any) -> float:
 
 
 def draw(folder: Path) -> None:
-    """Minutes against nodes, for each way and wire, beside DBA3C's."""
-    points = composed(read(folder), learnt().updates)
+    """Minutes against nodes, beside DBA3C's: for each way and wire, and for each size of an update."""
+    points = composed(read(folder))
     if not points:
         return
+    of_ways, of_sizes = {}, {f"{samples:,} samples an update": [] for samples in RUNS}
+    for point in sorted(points, key=lambda point: point.series):
+        if point.samples == SAMPLES:
+            of_ways.setdefault(point.series, []).append(point)
+        if point.series == SIZES_DRAWN:
+            of_sizes[f"{point.samples:,} samples an update"].append(point)
+    _draw(of_ways, f"{SAMPLES:,} samples an update", folder / "to_score")
+    _draw(of_sizes, SIZES_DRAWN, folder / "to_score_samples")
+
+
+def _draw(series: Mapping[str, list[Composed]], common: str, path: Path) -> None:
     figure, axes = new_figure()
-    ways = sorted({point.series for point in points})
-    for index, who in enumerate(ways):
-        mine = sorted((point.nodes, point.minutes) for point in points if point.series == who)
-        nodes, minutes = zip(*mine, strict=True)
-        joined = "-" if len(nodes) > 2 else "none"  # two points are no line
+    for index, (who, mine) in enumerate(series.items()):
+        mine.sort(key=lambda point: point.nodes)
+        joined = "-" if len(mine) > 2 else "none"  # two points are no line
+        nodes, minutes = [p.nodes for p in mine], [p.minutes for p in mine]
         axes.plot(nodes, minutes, linestyle=joined, marker="o", color=PALETTE[index], label=who)
+    points = [point for mine in series.values() for point in mine]
     refused = [point for point in points if point.row["refused"]]
     if refused:
         hollow = {"linestyle": "none", "marker": "o", "color": "white", "markersize": 3}
@@ -144,8 +175,7 @@ def draw(folder: Path) -> None:
     axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
     told = "DBA3C, 2017: a harder protocol"
     axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
-    title = "an estimate: updates learned on two cores × the emulated time of a step"
-    axes.set_title(title, fontsize=9)
+    axes.set_title(f"{common}; an estimate: updates learned on two cores × an emulated step", fontsize=9)
     finish(axes, f"nodes of {CORES} cores", f"minutes to a mean of {GOAL:g}, Breakout", (4, 8, 16, 32, 64), log=True)
     axes.yaxis.set_major_formatter(ScalarFormatter())
-    save(figure, folder / "to_score")
+    save(figure, path)

@@ -325,6 +325,7 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
         yield from servers(10.0, network)
         yield from asynchronous(10.0, network)
     for network in PARAMETERS:
+        yield from servers(1.0, network)
         yield from asynchronous(1.0, network)
         for n in (16, 4):
             yield from servers(1.0, network, n)

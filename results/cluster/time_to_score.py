@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headline import DBA3C_MINUTES, DBA3C_NODES, ENVIRONMENTS, GOAL, LENGTH_STEPS, Composed, composed, learnt
+from headline import (
+    DBA3C_MINUTES,
+    DBA3C_NODES,
+    ENVIRONMENTS,
+    GOAL,
+    RUNS,
+    SAMPLES,
+    Composed,
+    composed,
+    learnt,
+)
 from plan import REDUCTION_MS, SHARED_TIMES, dilation_told, recorded_s
 
 from dba3c.benchmarks.dilated_cluster import way
@@ -21,14 +31,14 @@ SWITCH_US = 25
 
 def to_score(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Updates that were learned × step times that were measured."""
-    reached = learnt()
-    points = composed(rows, reached.updates)
+    reached, every = learnt(SAMPLES), composed(rows)
+    points = [point for point in every if point.samples == SAMPLES]
     as_many = [p for p in points if DBA3C_NODES - 4 <= p.nodes <= DBA3C_NODES and not p.row["backup"]]
     script = next(point for point in points if point.row["backup"])
     best, served = (next(p for p in as_many if p.row["exchange"] == name) for name in ("allreduce", "servers"))
     cells = [
         (
-            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", _of_a_lane(point),
+            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", point.environments,
             dilation_told(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
             f"{point.processor_ms:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
         )
@@ -37,28 +47,58 @@ def to_score(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]  # fmt: skip
     few = min(points, key=lambda point: (point.nodes, point.minutes))
     crowded_ms, rounds = _adding_up_ms(CORES), 2 * (best.row["workers"] - 1)
+    switch_ms = rounds * SWITCH_US / 1e3
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
         goal=GOAL, script=script.minutes, beside=script.row["servers"],
         minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
         then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2),
-        crowded_ms=crowded_ms,
+        crowded_ms=crowded_ms, added=reached.updates * (best.row["step_ms"] + best.processor_ms + switch_ms) / 60e3,
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
-        rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
+        rounds=rounds, ring_ms=switch_ms, dilated=reached.updates * best.row["step_ms"] / 60e3,
         asked=ASKED_MINUTES, of_seeds=" and ".join(f"{n:,.0f}" for n in reached.of_seeds), updates=reached.updates,
         steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
-        environments=ENVIRONMENTS, samples=ENVIRONMENTS * LENGTH_STEPS, cores=CORES,
+        environments=ENVIRONMENTS, samples=SAMPLES, cores=CORES,
         few=few.nodes, few_minutes=few.minutes, times=few.minutes / best.minutes,
-        one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"], many=_of_a_lane(few),
-        one_mean_ms=_mean_ms(_of_a_lane(best)), many_mean_ms=_mean_ms(_of_a_lane(few)),
+        one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"], many=few.environments,
+        one_mean_ms=_mean_ms(best.environments), many_mean_ms=_mean_ms(few.environments),
     )  # fmt: skip
     more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
-    return [told, markdown((*columns, *more), cells)]
+    return [told, markdown((*columns, *more), cells), *_of_smaller_updates(every, best)]
 
 
-def _of_a_lane(point: Composed) -> int:
-    """Environments."""
-    return ENVIRONMENTS // (CORES * point.gradients)
+def _of_smaller_updates(points: Sequence[Composed], most: Composed) -> list[str]:
+    """Fewer nodes with fewer samples of each update, the best exchange of each."""
+    best: dict[tuple[int, int], Composed] = {}
+    for point in points:  # the quickest first
+        if point.row["gbit"] == most.row["gbit"] and not point.row["backup"]:
+            best.setdefault((point.samples, point.nodes), point)
+    cells = [
+        (
+            f"{samples:,}", f"{point.updates:,.0f}", nodes, way(point.row), point.environments,
+            f"{point.row['slowest_compute_ms']:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**",
+            f"{_node_hours(point):.1f}",
+        )
+        for (samples, nodes), point in sorted(best.items())
+    ]  # fmt: skip
+    quickest: dict[int, Composed] = {}
+    for (samples, _), point in best.items():  # the quickest first
+        quickest.setdefault(samples, point)
+    told = "; ".join(
+        f"{samples:,} samples {point.minutes:.1f} minutes on {point.nodes} ({_node_hours(point):.1f} node-hours)"
+        for samples, point in sorted(quickest.items())
+    )
+    seeds = ", ".join(f"{samples:,}: {' and '.join(f'{n:,.0f}' for n in learnt(samples).of_seeds)}" for samples in RUNS)
+    columns = ("samples an update", "updates", "nodes", "exchange", "environments a lane", "compute, ms", "step, ms")
+    return [
+        _SMALLER.format(gbit=most.row["gbit"], told=told, seeds=seeds),
+        "![minutes by samples of an update](to_score_samples.png)",
+        markdown((*columns, "minutes", "node-hours"), cells),
+    ]
+
+
+def _node_hours(point: Composed) -> float:
+    return point.nodes * point.minutes / 60
 
 
 def _mean_ms(environments: int) -> float:
@@ -93,7 +133,14 @@ A step is *compute* and then the longer of two: what the exchange takes in the t
 D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \
 this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them \
 more than hosts of their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: \
-{switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's \
+{switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring (wire, processor and \
+switch one after the other, as [beyond 64 nodes](../../docs/scaling.md) counts them, would be {added:.1f} minutes); \
+and the adding up of a node's \
 twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of another {two_ms:.1f}), while \
 twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be \
 {crowded:.1f} minutes."""
+
+_SMALLER = """\
+**Smaller updates need fewer nodes for nearly the same time.** There are more of them, but they learn from fewer agent \
+steps, and fewer nodes wait for fewer lanes. At {gbit:g} Gbit/s, the best exchange of each: {told}. Updates to the \
+goal by seed of [batch size](../batch_size/): {seeds}. Environments are shared by all lanes of all nodes here, too."""
