@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +37,8 @@ RUNS = {
 """By samples of an update; of each seed."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
-SIZES_DRAWN = "all-reduce (Gloo), 10 Gbit/s"
-"""Where sizes of an update are compared."""
+SIZES_GBIT = 10.0
+"""At which sizes of an update are compared."""
 PROCESSORS = HERE / "processors.jsonl"
 SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 """What a line there and a row have in common."""
@@ -127,6 +128,15 @@ def composed(rows: Sequence[dict[str, Any]]) -> list[Composed]:
     return sorted((p._replace(updates=updates[p.samples]) for p in found), key=lambda point: point.minutes)
 
 
+def of_sizes(points: Sequence[Composed]) -> list[Composed]:
+    """Of each size of an update and number of nodes, all of which compute, the best exchange."""
+    best: dict[tuple[int, int], Composed] = {}
+    for point in sorted(points, key=lambda point: point.minutes):
+        if point.row["gbit"] == SIZES_GBIT and point.nodes == point.gradients:
+            best.setdefault((point.samples, point.nodes), point)
+    return [point for _, point in sorted(best.items(), key=itemgetter(0))]
+
+
 def undilated(role: str = "", **which: Any) -> float:
     """Milliseconds of a step that an exchange takes of its busiest process, the median of the runs in PROCESSORS.
 
@@ -146,36 +156,33 @@ def draw(folder: Path) -> None:
     points = composed(read(folder))
     if not points:
         return
-    of_ways, of_sizes = {}, {f"{samples:,} samples an update": [] for samples in RUNS}
-    for point in sorted(points, key=lambda point: point.series):
-        if point.samples == SAMPLES:
-            of_ways.setdefault(point.series, []).append(point)
-        if point.series == SIZES_DRAWN:
-            of_sizes[f"{point.samples:,} samples an update"].append(point)
-    _draw(of_ways, f"{SAMPLES:,} samples an update", folder / "to_score")
-    _draw(of_sizes, SIZES_DRAWN, folder / "to_score_samples")
+    of_most = [(point.series, point) for point in points if point.samples == SAMPLES]
+    _draw(sorted(of_most, key=itemgetter(0)), f"{SAMPLES:,} samples an update", folder / "to_score")
+    sizes = [(f"{point.samples:,} samples an update", point) for point in of_sizes(points)]
+    _draw(sizes, f"the best exchange, {SIZES_GBIT:g} Gbit/s", folder / "to_score_samples")
 
 
-def _draw(series: Mapping[str, list[Composed]], common: str, path: Path) -> None:
+def _draw(named: Sequence[tuple[str, Composed]], common: str, path: Path) -> None:
+    """Args: named: each point with the name of its series."""
     figure, axes = new_figure()
-    for index, (who, mine) in enumerate(series.items()):
-        mine.sort(key=lambda point: point.nodes)
+    for index, who in enumerate(dict.fromkeys(name for name, _ in named)):
+        mine = sorted((point for name, point in named if name == who), key=lambda point: point.nodes)
         joined = "-" if len(mine) > 2 else "none"  # two points are no line
         nodes, minutes = [p.nodes for p in mine], [p.minutes for p in mine]
         axes.plot(nodes, minutes, linestyle=joined, marker="o", color=PALETTE[index], label=who)
-    points = [point for mine in series.values() for point in mine]
+    points = [point for _, point in named]
     refused = [point for point in points if point.row["refused"]]
     if refused:
         hollow = {"linestyle": "none", "marker": "o", "color": "white", "markersize": 3}
         axes.plot([p.nodes for p in refused], [p.minutes for p in refused], **hollow, zorder=3)
         axes.plot([], [], "o", color="gray", markerfacecolor="white", label="on too busy a machine: not counted")
-    fewest = min(points, key=lambda point: point.nodes)
+    fewest = min(points, key=lambda point: (point.nodes, point.minutes))
     every_n = sorted({point.nodes for point in points} | {DBA3C_NODES})
     ideal = [fewest.minutes * fewest.nodes / n for n in every_n]
     axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
     told = "DBA3C, 2017: a harder protocol"
     axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
-    axes.set_title(f"{common}; an estimate: updates learned on two cores × an emulated step", fontsize=9)
+    axes.set_title(f"{common}. An estimate: updates learned on two cores × an emulated step", fontsize=8.5)
     finish(axes, f"nodes of {CORES} cores", f"minutes to a mean of {GOAL:g}, Breakout", (4, 8, 16, 32, 64), log=True)
     axes.yaxis.set_major_formatter(ScalarFormatter())
     save(figure, path)

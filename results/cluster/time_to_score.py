@@ -13,9 +13,11 @@ from headline import (
     GOAL,
     RUNS,
     SAMPLES,
+    SIZES_GBIT,
     Composed,
     composed,
     learnt,
+    of_sizes,
 )
 from plan import REDUCTION_MS, SHARED_TIMES, dilation_told, recorded_s
 
@@ -64,41 +66,26 @@ def to_score(rows: Sequence[dict[str, Any]]) -> list[str]:
         one_mean_ms=_mean_ms(best.environments), many_mean_ms=_mean_ms(few.environments),
     )  # fmt: skip
     more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
-    return [told, markdown((*columns, *more), cells), *_of_smaller_updates(every, best)]
+    return [told, markdown((*columns, *more), cells), *_of_sizes(every)]
 
 
-def _of_smaller_updates(points: Sequence[Composed], most: Composed) -> list[str]:
-    """Fewer nodes with fewer samples of each update, the best exchange of each."""
-    best: dict[tuple[int, int], Composed] = {}
-    for point in points:  # the quickest first
-        if point.row["gbit"] == most.row["gbit"] and not point.row["backup"]:
-            best.setdefault((point.samples, point.nodes), point)
+def _of_sizes(points: Sequence[Composed]) -> list[str]:
+    """How many samples an update has, on how many nodes."""
     cells = [
         (
-            f"{samples:,}", f"{point.updates:,.0f}", nodes, way(point.row), point.environments,
+            f"{point.samples:,}", f"{point.updates:,.0f}", point.nodes, way(point.row), point.environments,
             f"{point.row['slowest_compute_ms']:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**",
-            f"{_node_hours(point):.1f}",
+            f"{point.nodes * point.minutes / 60:.1f}",
         )
-        for (samples, nodes), point in sorted(best.items())
+        for point in of_sizes(points)
     ]  # fmt: skip
-    quickest: dict[int, Composed] = {}
-    for (samples, _), point in best.items():  # the quickest first
-        quickest.setdefault(samples, point)
-    told = "; ".join(
-        f"{samples:,} samples {point.minutes:.1f} minutes on {point.nodes} ({_node_hours(point):.1f} node-hours)"
-        for samples, point in sorted(quickest.items())
-    )
     seeds = ", ".join(f"{samples:,}: {' and '.join(f'{n:,.0f}' for n in learnt(samples).of_seeds)}" for samples in RUNS)
     columns = ("samples an update", "updates", "nodes", "exchange", "environments a lane", "compute, ms", "step, ms")
     return [
-        _SMALLER.format(gbit=most.row["gbit"], told=told, seeds=seeds),
+        _OF_SIZES.format(gbit=SIZES_GBIT, seeds=seeds),
         "![minutes by samples of an update](to_score_samples.png)",
         markdown((*columns, "minutes", "node-hours"), cells),
     ]
-
-
-def _node_hours(point: Composed) -> float:
-    return point.nodes * point.minutes / 60
 
 
 def _mean_ms(environments: int) -> float:
@@ -140,7 +127,9 @@ twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPY
 twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be \
 {crowded:.1f} minutes."""
 
-_SMALLER = """\
-**Smaller updates need fewer nodes for nearly the same time.** There are more of them, but they learn from fewer agent \
-steps, and fewer nodes wait for fewer lanes. At {gbit:g} Gbit/s, the best exchange of each: {told}. Updates to the \
-goal by seed of [batch size](../batch_size/): {seeds}. Environments are shared by all lanes of all nodes here, too."""
+_OF_SIZES = """\
+**How many nodes there are matters more than how many samples an update has.** Fewer samples take more updates, but \
+fewer agent steps, and so less computing: ahead on few nodes. On many nodes a step is waiting (for the slowest lane, \
+for the exchange), and fewer of them are better. At {gbit:g} Gbit/s, the best exchange of each, all nodes computing. \
+Updates to the goal by seed of [batch size](../batch_size/): {seeds}. Environments are shared by all lanes of all \
+nodes here, too."""
