@@ -3,10 +3,11 @@
     python results/peers/measure.py speed --cleanrl DIR      (30 minutes on an idle machine of 2 cores)
     python results/peers/measure.py page                     writes the tables of README.md from rows.jsonl
 
-Virtual environments are made under --venvs (default ~/.cache/dba3c/peers), with the pinned versions of PEERS. DIR is a
-checkout of CleanRL, which is no package: https://github.com/vwxyzjn/cleanrl. All play 84×84×4 gray frames, frame skip
-4, sticky actions off, a lost life ends an episode, rewards clipped, with the network of Nature 2015 where nothing else
-is said, and the hyperparameters that their authors recommend for Atari.
+Virtual environments are made under --venvs (default ~/.cache/dba3c/peers), with the pinned versions of VENVS. DIR is a
+checkout of CleanRL, which is no package: https://github.com/vwxyzjn/cleanrl (its ppo_atari_envpool.py is as it was on
+2023-11-27, 35896b1f). All play 84×84×4 gray frames, frame skip 4, sticky actions off, a lost life ends an episode,
+rewards clipped, with the network of Nature 2015 where nothing else is said, and the hyperparameters that their authors
+recommend for Atari.
 
 A row is one run: agent steps/s of its last SECONDS, after WARM_UP_S, and the private memory of all of its processes.
 """
@@ -42,12 +43,13 @@ ROWS = HERE / "rows.jsonl"
 SECONDS, WARM_UP_S, START_S = 25.0, 10.0, 300.0
 TORCH = "torch==2.13.0"
 VENVS = {
-    "cleanrl": (TORCH, "envpool==0.8.4", "gym==0.23.1", "numpy<2", "tyro", "tensorboard"),
-    "sb3": (TORCH, "stable-baselines3==2.7.1", "ale-py==0.12.1", "opencv-python-headless"),
-    "sample_factory": (TORCH, "sample-factory==2.1.1", "ale-py==0.10.1", "opencv-python-headless"),
-    "rllib": (TORCH, "ray[rllib]==2.60.0", "ale-py==0.12.1", "opencv-python-headless"),
+    "cleanrl": (TORCH, "envpool==0.8.4", "gym==0.23.1", "numpy==1.26.4", "tyro==1.0.17", "tensorboard==2.21.0"),
+    "sb3": (TORCH, "stable-baselines3==2.7.1", "ale-py==0.12.1", "opencv-python-headless==5.0.0.93"),
+    "sample_factory": (TORCH, "sample-factory==2.1.1", "ale-py==0.10.1", "opencv-python-headless==4.11.0.86"),
+    "rllib": (TORCH, "ray[rllib]==2.60.0", "ale-py==0.12.1", "opencv-python-headless==5.0.0.93"),
 }
-"""Virtual environments, and what is installed into them."""
+"""Virtual environments, and what is installed into them (the committed rows: before numpy, tyro, tensorboard and OpenCV
+were pinned)."""
 FOREVER = "100000000"
 
 
