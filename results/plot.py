@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from architectures.costs import ARCHITECTURES, plot_costs, read_csv
 from cluster import headline
+from games import beside_ppo
 from games import measure as seven_games
 from games.measure import CPU_HOURS, MEAN_OF_GAMES
 from matplotlib.axes import Axes
@@ -158,6 +159,7 @@ def games(folder: Path) -> None:
     )
     figure.suptitle(told, fontsize=9)
     save(figure, folder / "games")
+    beside_ppo.draw(folder)
 
 
 def human_normalised(axes: Axes, found: Mapping[str, Sequence[seven_games.Trained]]) -> None:
