@@ -72,8 +72,7 @@ def draw(folder: Path) -> None:
     axes.set_xlim(0.0, 12.0)
     axes.set_ylim(0.0, 1.02)
     told = f"a run of the preset beats one of PPO with probability {found.probability:.2f}"
-    axes.set_title(
-        f"{len(found.preset)} Atari games, sticky actions off, 1.5 core-hours or the goal: {told}", fontsize=8
-    )
+    runs_told = f"{len(found.preset)} Atari games, sticky actions off, 1.5 core-hours or the goal"
+    axes.set_title(f"{runs_told}\n{told}", fontsize=9)
     finish(axes, "human-normalised score τ (a person: 1)", "share of runs above τ, mean over games", range(0, 13, 2))
     save(figure, folder / "profiles")
