@@ -210,8 +210,8 @@ def test_the_page_says_first_where_another_is_ahead(campaign: Any) -> None:
         for n, name, rate in [(8, "majority", 100.0), (8, "DDP", 80.0), (64, "majority", 90.0), (64, "DDP", 100.0)]
     ]
     goals, _, told, table = page.peers(rows)
-    assert goals.startswith("**Ahead of all of ours: DDP by 10.0 % (64 workers, 1.33 MB, nobody late)**.")
-    assert "majority: 1 of 2 cases (at most 10.0 % behind), with a straggler 0 of 0" in goals
+    assert goals.startswith("**Ahead of all of ours: DDP (ours 10.0 % behind: 64 workers, 1.33 MB, nobody late)**.")
+    assert "majority 1 of 2 (at most 10.0 % behind) and 0 of 0" in goals
     assert [line.split(" workers")[0] for line in told.splitlines()] == ["- 64", "- 8"]
     assert "**DDP is ahead**, ours 10.0 % behind" in told and "ours 1.25 times DDP" in told
     assert len(table.splitlines()) == 4  # those of 64 hosts

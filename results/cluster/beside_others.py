@@ -52,7 +52,7 @@ def _leads(contests: Sequence[Rows]) -> str:
         ratio, our, their = _best_of_each(case)
         if ratio < 1 - LEVEL:
             where = f"{our['workers']} workers, {our['megabytes']:g} MB, {_late(our['slow'])}"
-            told.append((ratio, f"{way(their)} by {percent(1 - ratio)} ({where})"))
+            told.append((ratio, f"{way(their)} (ours {percent(1 - ratio)} behind: {where})"))
     return f"**Ahead of all of ours: {'; '.join(who for _, who in sorted(told))}**" if told else "**Nobody is ahead**"
 
 
@@ -70,7 +70,7 @@ def _reached(contests: Sequence[Rows]) -> str:
         near = sum(share <= MOST_BEHIND for share in none_late)
         most = f" (at most {percent(max(none_late))} behind)" if none_late else ""
         ahead = sum(share < 0 for share in one_late)
-        told.append(f"{who}: {near} of {len(none_late)} cases{most}, with a straggler {ahead} of {len(one_late)}")
+        told.append(f"{who} {near} of {len(none_late)}{most} and {ahead} of {len(one_late)}")
     return "; ".join(told)
 
 
@@ -187,8 +187,8 @@ def _ahead(case: Rows) -> tuple[float, str]:
 
 _GOALS = """\
 {ahead}. Asked was that servers and a majority be within {near} of the best of theirs where nobody is late, and ahead \
-of it with a straggler. So many of the cases below are: {reached}. Our plain all-reduce, which one would choose where \
-nobody is late, is compared, too."""
+of it with a straggler. In so many of the cases below they are: {reached}. Our plain all-reduce, which one would \
+choose where nobody is late, is compared, too."""
 
 _PEERS = """\
 Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \

@@ -1,9 +1,9 @@
 """DBA3C's first plot, time to a mean of 300 of Breakout against nodes, composed of what was measured and nothing else.
 
-Updates to 300, from the learning runs of `results/batch_size`, times the mean step of the time-dilated rows of the part
-`to_score`: the nodes there share as many environments as those runs had, so their updates have the same samples and the
-run would be the same one, but for the clock. Where an exchange takes the processors longer than a row's, which is
-dilated and has processors D times too fast, theirs is counted (`processors.py`).
+Updates to 300, from the learning runs of `results/batch_size` (RUNS), times the mean step of the time-dilated rows of
+the part `to_score`: the nodes there share as many environments as those runs had, so their updates have the same
+samples and the run would be the same one, but for the clock. Where an exchange takes the processors longer than a
+row's, which is dilated and has processors D times too fast, theirs is counted (`processors.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 
 
 class Learnt(NamedTuple):
-    """The runs on two cores, where they first had the goal."""
+    """The learning runs, where they first had the goal."""
 
     of_seeds: tuple[float, ...]
     """Updates of each."""
@@ -89,12 +90,12 @@ class Composed(NamedTuple):
     @property
     def environments(self) -> int:
         """Of a lane."""
-        return int(json.loads(self.row["key"])[-1])
+        return _environments(self.row)
 
     @property
     def samples(self) -> int:
         """Of an update."""
-        return self.gradients * CORES * self.environments * LENGTH_STEPS
+        return _samples(self.row)
 
     @property
     def who(self) -> str:
@@ -106,6 +107,15 @@ class Composed(NamedTuple):
         return f"servers beside workers, {self.row['gbit']:g} Gbit/s" if self.row["colocated"] else self.who
 
 
+def _environments(row: dict[str, Any]) -> int:
+    return int(json.loads(row["key"])[-1])
+
+
+def _samples(row: dict[str, Any]) -> int:
+    return int(row["workers"] - row["backup"]) * CORES * _environments(row) * LENGTH_STEPS
+
+
+@cache
 def learnt(samples: int) -> Learnt:
     """Raises ValueError: a run has not reached it, of which the figure and the page would have to speak."""
     steps, hours = [], []
@@ -122,17 +132,22 @@ def learnt(samples: int) -> Learnt:
 
 def composed(rows: Sequence[dict[str, Any]]) -> list[Composed]:
     """The quickest first."""
-    updates = {samples: learnt(samples).updates for samples in RUNS}
-    shown = [row for row in rows if row["part"] == "to_score"]
-    found = [Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE}), 0.0) for row in shown]
-    return sorted((p._replace(updates=updates[p.samples]) for p in found), key=lambda point: point.minutes)
+    found = [
+        Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE}), learnt(_samples(row)).updates)
+        for row in rows
+        if row["part"] == "to_score"
+    ]
+    return sorted(found, key=lambda point: point.minutes)
 
 
 def of_sizes(points: Sequence[Composed]) -> list[Composed]:
-    """Of each size of an update and number of nodes, all of which compute, the best exchange."""
+    """Of each size of an update and number of nodes, all of which compute, the best exchange.
+
+    Args: points: the quickest first.
+    """
     best: dict[tuple[int, int], Composed] = {}
-    for point in sorted(points, key=lambda point: point.minutes):
-        if point.row["gbit"] == SIZES_GBIT and point.nodes == point.gradients:
+    for point in points:
+        if point.row["gbit"] == SIZES_GBIT and point.nodes == point.gradients and not point.row["refused"]:
             best.setdefault((point.samples, point.nodes), point)
     return [point for _, point in sorted(best.items(), key=itemgetter(0))]
 
@@ -182,7 +197,7 @@ def _draw(named: Sequence[tuple[str, Composed]], common: str, path: Path) -> Non
     axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
     told = "DBA3C, 2017: a harder protocol"
     axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
-    axes.set_title(f"{common}. An estimate: updates learned on two cores × an emulated step", fontsize=8.5)
+    axes.set_title(f"{common}. An estimate: updates of real runs × an emulated step", fontsize=8.5)
     finish(axes, f"nodes of {CORES} cores", f"minutes to a mean of {GOAL:g}, Breakout", (4, 8, 16, 32, 64), log=True)
     axes.yaxis.set_major_formatter(ScalarFormatter())
     save(figure, path)

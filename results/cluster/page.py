@@ -45,9 +45,15 @@ Rows = Sequence[Row]
 
 
 def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
-    """All of README.md. Sections without rows are left out."""
+    """All of README.md. Sections without rows are left out; a figure that is in a section's text, as in that of the time
+    to 300, has none of its prefixes."""
     sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows, tuple[str, ...]], ...] = (
-        ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score"), ("to_score.",)),
+        (
+            "Time to 300 of Breakout, against nodes",
+            to_score,
+            of(rows, "to_score"),
+            ("to_score.",),
+        ),
         ("What a user would pick instead, on the same wire", peers, of(rows, "peers"), ()),
         ("Eight hosts, not dilated", at_one, rows if of(rows, "undilated") and of(rows, "peers") else [], ()),
         ("Data points/s", main_rows, of(rows, "workers"), ("workers_", "servers_")),
@@ -121,9 +127,9 @@ def main_rows(rows: Rows) -> list[str]:
             for row in ranked
         )
         told.append(f"- **{network}, {gbit:g} Gbit/s, {most} workers**: " + "; ".join(lines) + ".")
-        missed = [way(row) for row in ranked if (_bounds(row) or 0.0) > ASKED_OVER_BOUND]
+        missed = [way(row) for row in ranked if round(_bounds(row) or 0.0, 2) > ASKED_OVER_BOUND and not row["refused"]]
         beyond += [f"{', '.join(missed)} ({network}, {gbit:g} Gbit/s)"] if missed else []
-    return [_RATES.format(asked=ASKED_OVER_BOUND, beyond="; ".join(beyond)), "\n".join(told), _COLUMNS]
+    return [_RATES.format(asked=ASKED_OVER_BOUND, beyond="; ".join(beyond) or "none"), "\n".join(told), _COLUMNS]
 
 
 def _bounds(row: Row) -> float | None:
@@ -147,7 +153,8 @@ def backup(rows: Rows) -> list[str]:
         counted = [row for row in mine if not row["refused"]] or mine
         best = max(counted, key=lambda row: row["data_points_per_s"])
         guess = max(counted, key=lambda row: row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"])
-        best_b = f"best b {best['backup']}, the simulator's advice {guess['backup']}"
+        largest = ", the largest measured" if best["backup"] == mine[-1]["backup"] else ""
+        best_b = f"best b {best['backup']}{largest}, the simulator's advice {guess['backup']}"
         told += [
             (
                 f"{way(row)}, {row['network']} network ({best_b})", row["backup"], f"{1e3 / row['step_ms']:.1f}",
@@ -296,19 +303,20 @@ of all. In square brackets: another D than the first's; § another processor."""
 _COLUMNS = """\
 These are the ends of the figures' lines; all rows are in `rows.jsonl` (`part` *workers*, and *backup* of the next \
 section), the least busy tries of those with † in `refused.jsonl`. There, as in the tables here: *compute* \
-(`slowest_compute_ms`), the mean over steps of the slowest worker that a step waits for; *bound*, the wire's (BytePS, \
-OSDI'20), headers of TCP not counted; *predicted*, by the simulator, before the row was measured, from calibration of \
-its machine with at most 4 workers that compute nothing (`part` *calibration*; `calibrated.json` is of the newest \
-machine); *busy* (`own_share`), the share of this machine's processors that the row's processes took; `server_cores`, \
-what the busiest server would need on a real host with such cores: beyond 1, one thread is slower than the link there \
-(an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s 64 servers beside 64 \
-workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` has the arithmetic). \
-One, two and eight servers, asynchronous ones, and all-reduce over MPI and Horovod have 4, 16 and 64 workers only, \
-the latter the small network at 1 Gbit/s. **Dedicated servers of 35 workers and more are faster since 30 November**: \
-whoever is far ahead waits for the slowest (`lead_bytes` of `param_servers/servers/cut_through.py`). With 64 workers \
-at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 \
-and 1.09). Measured before that, and not again: those of 64 workers at 10 Gbit/s (1.05 to 1.12, eight of DBA3C's \
-1.26)."""
+(`slowest_compute_ms`), the mean over steps of the slowest worker that a step waits for; *bound*, the wire's \
+(BytePS, OSDI'20), headers of TCP not counted; *predicted*, by the simulator, before the row was measured, from \
+calibration of its machine with at most 4 workers that compute nothing (`part` *calibration*; `calibrated.json` is \
+of the newest machine); *busy* (`own_share`), the share of this machine's processors that the row's processes took; \
+`server_cores`, what the busiest server would need on a real host with such cores: beyond 1, one thread is slower \
+than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s \
+64 servers beside 64 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` \
+has the arithmetic). One, two and eight servers, asynchronous ones, and all-reduce over MPI and Horovod have 4, 16 \
+and 64 workers only, the latter the small network at 1 Gbit/s. **Dedicated servers of 35 workers and more are faster \
+since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
+`param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for \
+6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and not again: those of \
+64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of the next \
+section's servers."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
@@ -342,13 +350,14 @@ machine's own time counts less. **Of the {since} rows measured after that day, p
 worker, a push that comes too late shares the link out with the parameters that all wait for. Four of the rows above \
 with a straggler, 16 to 23 % off, are within 10 % by it, and of 263 rows without central inference 246 to 254 (94 to \
 97 %, mean error at most 4.0 %) by the last six calibrations, of at least four machines (`git log` of \
-`calibrated.json`): after the fact, too. Not explained are asynchronous servers where the wire is the limit \
-(Nature's network since that day: simulated up to 27 % too fast), and dedicated servers with a backup worker (12 to \
-24 % off, to either side). All rows of today by its calibration: `python results/cluster/measure.py --judge`."""
+`calibrated.json`): after the fact, too. Not explained are asynchronous servers (since that day steps up to 27 % \
+longer than simulated), dedicated servers with a backup worker (12 to 24 % off, to either side), and servers beside \
+workers with one at D = 1 on sixteen cores (27 % longer). All rows of today by its calibration: `python \
+results/cluster/measure.py --judge`."""
 
 _FURTHER = """\
-With 16 workers both are a little faster the larger D, whose processors are; the check ends at D = 40, rows go to \
-640."""
+With 16 workers both are a little faster the larger D, as processors then are, relatively; the check ends at D = 40, \
+rows go to 640."""
 
 _QUEUES = """\
 It took a repair of the lab: a switch's queue for a host first held 50 ms at the dilated rate, hence fewer bytes the \

@@ -71,18 +71,29 @@ def to_score(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _of_sizes(points: Sequence[Composed]) -> list[str]:
     """How many samples an update has, on how many nodes."""
+    found = of_sizes(points)
+    minutes = {(point.samples, point.nodes): point.minutes for point in found}
     cells = [
         (
             f"{point.samples:,}", f"{point.updates:,.0f}", point.nodes, way(point.row), point.environments,
             f"{point.row['slowest_compute_ms']:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**",
             f"{point.nodes * point.minutes / 60:.1f}",
         )
-        for point in of_sizes(points)
+        for point in found
     ]  # fmt: skip
     seeds = ", ".join(f"{samples:,}: {' and '.join(f'{n:,.0f}' for n in learnt(samples).of_seeds)}" for samples in RUNS)
     columns = ("samples an update", "updates", "nodes", "exchange", "environments a lane", "compute, ms", "step, ms")
     return [
-        _OF_SIZES.format(gbit=SIZES_GBIT, seeds=seeds),
+        _OF_SIZES.format(
+            gbit=SIZES_GBIT,
+            seeds=seeds,
+            cores=CORES,
+            many=minutes[1200, 20],
+            as_many=minutes[SAMPLES, 15],
+            few=minutes[1200, 5],
+            least=minutes[480, 8],
+            more=minutes[1920, 8],
+        ),
         "![minutes by samples of an update](to_score_samples.png)",
         markdown((*columns, "minutes", "node-hours"), cells),
     ]
@@ -128,8 +139,8 @@ twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), wit
 {crowded:.1f} minutes."""
 
 _OF_SIZES = """\
-**How many nodes there are matters more than how many samples an update has.** Fewer samples take more updates, but \
-fewer agent steps, and so less computing: ahead on few nodes. On many nodes a step is waiting (for the slowest lane, \
-for the exchange), and fewer of them are better. At {gbit:g} Gbit/s, the best exchange of each, all nodes computing. \
-Updates to the goal by seed of [batch size](../batch_size/): {seeds}. Environments are shared by all lanes of all \
-nodes here, too."""
+**1,200 samples do about as well as 3,600 on about as many nodes (20: {many:.1f} minutes; 15: {as_many:.1f}), and five \
+nodes with them take {few:.1f}.** Fewer are slower: 480 on eight nodes {least:.1f}, where 1,920 take {more:.1f}. At \
+{gbit:g} Gbit/s, the best exchange of each, all nodes computing and sharing the environments of an update. Updates to \
+the goal by seed of [batch size](../batch_size/): {seeds} (the second of 1,200 on [16 cores](../gpu/)). No size has \
+each number of nodes; *processor* is another machine's for the smaller ones."""

@@ -9,6 +9,8 @@ Writes scores.csv, the table of README.md, and the figure. A run whose checkpoin
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,8 +111,11 @@ def trained(folder: Path = HERE, of: str = "") -> dict[str, list[Trained]]:
 
 
 def evaluated(run: Trained) -> float:
-    """The mean of 30 full games with its last checkpoint, actions sampled."""
-    return games.evaluate(run.folder, EVALUATED_GAMES, actions="sampled").summary.mean
+    """The mean of 30 full games with its last checkpoint, actions sampled; all of them stay beside it."""
+    evaluation = games.evaluate(run.folder, EVALUATED_GAMES, actions="sampled")
+    told = json.dumps(dataclasses.asdict(evaluation), indent=1, allow_nan=False)
+    (run.folder / "evaluation_sampled.json").write_text(told + "\n", encoding="utf-8")
+    return evaluation.summary.mean
 
 
 def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str]:
