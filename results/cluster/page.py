@@ -45,7 +45,7 @@ Rows = Sequence[Row]
 
 
 def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
-    """All of README.md. Sections without rows are left out; a figure that is in a section's text, as in that of the time
+    """All of README.md. Sections without rows are left out; a figure in the text of a section, as in that of the time
     to 300, has none of its prefixes."""
     sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows, tuple[str, ...]], ...] = (
         (
