@@ -128,7 +128,20 @@ def _ask_until_done(command: Sequence[str], may_be_done: bool = False) -> str:
 
 def was_preempted(environ: Mapping[str, str]) -> bool:
     """Whether Slurm has taken this life's nodes for another job. False where it does not say."""
-    shown = ask(["scontrol", "show", "job", "--oneliner", job_name(environ)]).stdout
+    return _is_preempted(_shown(environ))
+
+
+def was_cancelled(environ: Mapping[str, str]) -> bool:
+    """Whether a SIGTERM was somebody's, neither the time limit's nor a preemption's. False where Slurm does not say."""
+    shown = _shown(environ)
+    return " Reason=None " in shown and not _is_preempted(shown)
+
+
+def _shown(environ: Mapping[str, str]) -> str:
+    return ask(["scontrol", "show", "job", "--oneliner", job_name(environ)]).stdout
+
+
+def _is_preempted(shown: str) -> bool:
     return bool(re.search(r" PreemptTime=(?!None|Unknown)\S", shown))
 
 

@@ -1,8 +1,9 @@
 """What a Slurm script runs on its first node: srun of all ranks, and the life of a job around it.
 
 - USR1 (``--signal``, before the time limit): asks the run to end with a checkpoint, then ``scontrol requeue``; the next
-  life resumes the same run folder. SIGTERM (preemption, ``scancel --batch``): the same without requeueing, which is
-  Slurm's own business then; but where a partition's GraceTime left the run the time to end, it has not done so yet.
+  life resumes the same run folder (there is none where somebody's ``scancel`` came in between). SIGTERM (preemption,
+  ``scancel --batch``): the same without requeueing, which is Slurm's own business then; but where a partition's
+  GraceTime left the run the time to end, it has not done so yet.
 - The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
   rank of a run that went on well. So once the run has ended srun has only so long to follow.
 - A node that is lost is replaced (`LostNodes`); the loss of this first node is for the others to see.
@@ -113,7 +114,9 @@ class SlurmJob:
         ended = self._life(within_s=META_S).get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or self._stop_reason in ended["reason"]):  # around it: who lost what
-            return requeue(self.environ)
+            if signal.SIGTERM not in self._heard or not controller.was_cancelled(self.environ):
+                return requeue(self.environ)
+            _say("cancelled since the warning: not requeued")
         if ended and signal.SIGTERM.name in ended["reason"] and controller.was_preempted(self.environ):
             return requeue(self.environ)  # Slurm would at the end of the GraceTime: too late for a job that ends
         if ended:

@@ -124,6 +124,20 @@ def test_a_job_that_ends_within_the_grace_of_its_preemption_goes_on_all_the_same
     assert "SIGTERM" in job.lives()[0]["ended"]["reason"]
 
 
+def test_a_job_that_is_cancelled_between_the_limit_s_warning_and_its_end_does_not_come_back(
+    small_cluster: Cluster, tmp_path: Path
+) -> None:
+    limit = ("--nodes=5", "--time=8", "--signal=B:USR1@420")
+    args = f"{ENDLESS} --servers 2 --backup-workers 1"
+    job = small_cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=args)
+    job.wait_until(lambda: "SIGUSR1: asking" in job.output, "the warning")
+    small_cluster.run("scancel", job.number)
+    assert job.wait_for_end()["JobState"] == "CANCELLED"
+    job.wait_until(lambda: "cancelled since the warning: not requeued" in job.output, "the script's last word")
+    (life,) = job.lives()
+    assert life["ended"]["outcome"] == "stopped"
+
+
 def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(
         "breakout_64nodes.sh", tmp_path, "--nodes=2", preset="NoSuchGame-v0", args="--servers 1 --backup-workers 0"

@@ -103,15 +103,28 @@ def test_a_full_disk_behind_the_job_s_output_costs_lines_and_not_the_next_life(t
     assert asked(tmp_path)[-1] == "scontrol requeue 7_2"
 
 
-def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back(tmp_path: Path, fake: Fake) -> None:
-    fake("scontrol", "exit 0")
+@pytest.mark.parametrize(
+    ("shown", "requeued"),
+    [
+        ("JobState=COMPLETING Reason=TimeLimit PreemptTime=None ", 1),
+        ("JobState=COMPLETING Reason=None PreemptTime=2026-11-27T01:13:45 ", 1),
+        ("", 1),
+        ("JobState=COMPLETING Reason=None PreemptTime=None ", 0),
+        ("JobState=RUNNING Reason=None PreemptTime=None ", 0),
+    ],
+    ids=["limit", "preemption", "no answer", "scancel", "scancel --batch"],
+)
+def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back_and_a_cancel_does(
+    tmp_path: Path, fake: Fake, shown: str, requeued: int
+) -> None:
+    fake("scontrol", f"echo JobId=7 '{shown}'")
     run_dir = tmp_path / "run"
     command = [sys.executable, "-c", TRAINING, str(run_dir), str(tmp_path / "warning")]
     heard = [signal.SIGUSR1, signal.SIGTERM]
     job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]), heard=heard)
     assert job.run() == 0
     assert RunFolder(run_dir).life()["ended"]["reason"] == "SIGUSR1 at the Slurm job"
-    assert asked(tmp_path) == ["scontrol requeue 7_2"]
+    assert asked(tmp_path) == ["scontrol show job --oneliner 7_2", *["scontrol requeue 7_2"] * requeued]
 
 
 def test_a_run_that_was_warned_and_could_not_save_its_last_steps_goes_on_from_those_before(
