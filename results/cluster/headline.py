@@ -65,7 +65,6 @@ class Composed(NamedTuple):
     row: dict[str, Any]
     processor_ms: float
     """That the exchange takes of the busiest process."""
-    updates: float
 
     @property
     def step_ms(self) -> float:
@@ -90,12 +89,17 @@ class Composed(NamedTuple):
     @property
     def environments(self) -> int:
         """Of a lane."""
-        return _environments(self.row)
+        return int(json.loads(self.row["key"])[-1])
 
     @property
     def samples(self) -> int:
         """Of an update."""
-        return _samples(self.row)
+        return self.gradients * CORES * self.environments * LENGTH_STEPS
+
+    @property
+    def updates(self) -> float:
+        """To the goal."""
+        return learnt(self.samples).updates
 
     @property
     def who(self) -> str:
@@ -105,14 +109,6 @@ class Composed(NamedTuple):
     def series(self) -> str:
         """That it is drawn with: servers beside workers are one, however many."""
         return f"servers beside workers, {self.row['gbit']:g} Gbit/s" if self.row["colocated"] else self.who
-
-
-def _environments(row: dict[str, Any]) -> int:
-    return int(json.loads(row["key"])[-1])
-
-
-def _samples(row: dict[str, Any]) -> int:
-    return int(row["workers"] - row["backup"]) * CORES * _environments(row) * LENGTH_STEPS
 
 
 @cache
@@ -132,11 +128,8 @@ def learnt(samples: int) -> Learnt:
 
 def composed(rows: Sequence[dict[str, Any]]) -> list[Composed]:
     """The quickest first."""
-    found = [
-        Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE}), learnt(_samples(row)).updates)
-        for row in rows
-        if row["part"] == "to_score"
-    ]
+    shown = [row for row in rows if row["part"] == "to_score"]
+    found = [Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE})) for row in shown]
     return sorted(found, key=lambda point: point.minutes)
 
 

@@ -87,7 +87,6 @@ def _of_sizes(points: Sequence[Composed]) -> list[str]:
         _OF_SIZES.format(
             gbit=SIZES_GBIT,
             seeds=seeds,
-            cores=CORES,
             many=minutes[1200, 20],
             as_many=minutes[SAMPLES, 15],
             few=minutes[1200, 5],
@@ -118,25 +117,24 @@ _TO_SCORE = """\
 reported {then:g} on {then_nodes}, {asked:g} were asked. `slurm/breakout_64nodes.sh` as it is, 64 workers of which \
 the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates \
 of {samples:,} samples, the mean of what real runs on two cores took to a mean of {goal:g} over 50 games (5-step \
-actor-critic, {steps:.2f} M agent steps, {hours:.2f} core-hours; {of_seeds} updates by seed: \
-[batch size](../batch_size/)), times the mean step of the rows here, whose compute times were recorded of a lane that \
-has its core to itself (`shared_times.csv`; twelve on a node also share its memory). All nodes share {environments} \
+actor-critic, {steps:.2f} M agent steps, {hours:.2f} core-hours; {of_seeds} updates by seed: [batch \
+size](../batch_size/)), times the mean step of the rows here, whose compute times were recorded of a lane that has \
+its core to itself (`shared_times.csv`; twelve on a node also share its memory). All nodes share {environments} \
 environments, so the run is the same one at every number of nodes that shares them evenly; evaluation, start-up and \
-recovery are not in it. It has not been run on a cluster. \
-**More nodes pay less and less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: the \
-slowest of all their lanes computes {one_ms:.0f} ms for its one environment (a lane's mean is {one_mean_ms:.0f}), on \
-{few} nodes {many_ms:.0f} for {many} (mean {many_mean_ms:.0f}), and the exchange becomes as long as the computing.
+recovery are not in it. It has not been run on a cluster. **More nodes pay less and less**: {few} take \
+{few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: the slowest of all their lanes computes \
+{one_ms:.0f} ms for its one environment (a lane's mean is {one_mean_ms:.0f}), on {few} nodes {many_ms:.0f} for \
+{many} (mean {many_mean_ms:.0f}), and the exchange becomes as long as the computing.
 
-A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
-D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \
-this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them \
-more than hosts of their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: \
-{switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring (wire, processor and \
-switch one after the other, as [beyond 64 nodes](../../docs/scaling.md) counts them, would be {added:.1f} minutes); \
-and the adding up of a node's \
-twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of another {two_ms:.1f}), while \
-twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be \
-{crowded:.1f} minutes."""
+A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors \
+are D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange \
+over this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which \
+costs them more than hosts of their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. \
+Not in it: {switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring (wire, processor \
+and switch one after the other, as [beyond 64 nodes](../../docs/scaling.md) counts them, would be {added:.1f} \
+minutes); and the adding up of a node's twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an \
+EPYC (of another {two_ms:.1f}), while twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), \
+with which it would be {crowded:.1f} minutes."""
 
 _OF_SIZES = """\
 **1,200 samples do about as well as 3,600 on about as many nodes (20: {many:.1f} minutes; 15: {as_many:.1f}), and five \

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from games.measure import over_games
+from games.beside_ppo import beside
+from games.measure import HERE, over_games
 
 
 def test_the_statistic_over_games_is_of_all_their_runs_and_its_interval_is_of_seeds_within_games():
@@ -15,3 +16,9 @@ def test_the_statistic_over_games_is_of_all_their_runs_and_its_interval_is_of_se
     assert over_games([[0, 1, 2, 3], [4, 5, 6, 100]]).centre == (2 + 3 + 4 + 5) / 4
     with pytest.raises(ValueError, match="every game needs two"):
         over_games([[1.0, 2.0], [3.0]])
+
+
+def test_the_page_says_how_probably_the_preset_beats_ppo_in_what_is_committed():
+    found = beside()
+    assert set(found.preset) == set(found.ppo)
+    assert f"with probability {found.probability:.2f} " in (HERE / "README.md").read_text(encoding="utf-8")
