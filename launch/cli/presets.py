@@ -16,7 +16,7 @@ from dba3c.config import NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig, stop_score
 from dba3c.errors import UserError, did_you_mean
-from dba3c.runs.host_facts import multiplies_bfloat16
+from dba3c.runs.host_facts import is_quick_in_bfloat16
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError
 
@@ -302,7 +302,7 @@ def local_servers(workers: int) -> ExchangeConfig:
 
 def _quicker_precision() -> Literal["float32", "bfloat16"]:
     """Of convolutions on this machine: a run of `breakout` is 4 times as fast in float32 where bfloat16 is emulated."""
-    return "bfloat16" if multiplies_bfloat16() else "float32"
+    return "bfloat16" if is_quick_in_bfloat16() else "float32"
 
 
 def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:

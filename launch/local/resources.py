@@ -12,7 +12,7 @@ from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.trackers import check_clients
 from dba3c.runs.folder import SECRET_VARIABLE
-from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores, multiplies_bfloat16
+from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores, is_quick_in_bfloat16
 from param_servers.wire.handshake import check_secret
 from param_servers.wire.tcp_sockets import listen_address, open_listener
 
@@ -149,9 +149,9 @@ def check_machine(config: TrainConfig, processes: int) -> None:
 
 def slow_precision(network: NetworkConfig) -> str:
     """What this machine's processor is slow in; "" where it computes nothing, or in float32, or quickly."""
-    if network.device != "cpu" or network.precision == "float32" or multiplies_bfloat16():
+    if network.device != "cpu" or network.precision == "float32" or is_quick_in_bfloat16():
         return ""
-    return f"this processor has no instructions for {network.precision}, which may be much slower: --precision float32"
+    return f"this processor is slower in {network.precision} than in float32, maybe much: --precision float32"
 
 
 def check_listen_host(host: str, port: int = 0) -> None:

@@ -66,7 +66,7 @@ class Peer:
     scale: float = 1.0
 
 
-BF16 = ("--precision", "bfloat16")
+BF16, FLOAT32 = ("--precision", "bfloat16"), ("--precision", "float32")
 NATURE = ("--network", "nature", "--envs-per-worker", "128")
 
 
@@ -82,9 +82,10 @@ def peers(cleanrl: Path, game: str = "Breakout", seed: int = 1) -> dict[str, Pee
     frames = r" frames ([\d,]+) "
     return {
         "ours, small network, bf16, 160 samples": Peer((*ours, *BF16), counts=frames, scale=0.25),
+        "ours, small network, float32, 160 samples": Peer((*ours, *FLOAT32), counts=frames, scale=0.25),
         "ours, Nature, bf16, 64 environments a core": Peer((*ours, *NATURE, *BF16), counts=frames, scale=0.25),
         "ours, Nature, float32, 64 environments a core": Peer(
-            (*ours, *NATURE, "--precision", "float32"), counts=frames, scale=0.25
+            (*ours, *NATURE, *FLOAT32), counts=frames, scale=0.25
         ),
         "CleanRL PPO + EnvPool, 1 epoch": Peer((*envpool, "--update-epochs", "1"), "cleanrl", told),
         "CleanRL PPO + EnvPool (4 epochs)": Peer(envpool, "cleanrl", told),

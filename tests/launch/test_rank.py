@@ -281,7 +281,7 @@ def test_a_node_that_is_slow_in_the_precision_of_its_chief_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch_rank, "role_processes", crash)
-    monkeypatch.setattr(resources, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(resources, "is_quick_in_bfloat16", lambda: False)
     config = TrainConfig(network=NetworkConfig(precision="bfloat16"))
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
     with RunFolder.create(tmp_path / "run", config.to_json(), launch_id="17-0-0") as folder:
@@ -289,7 +289,7 @@ def test_a_node_that_is_slow_in_the_precision_of_its_chief_says_so(
             train_as_rank(parse_train(words), replace(rank_of_three(1), node_name="n7"), "dba3c")
         (record,) = map(json.loads, folder.metrics_file("launcher", 1).read_text().splitlines())
     assert record["event"] == "slow_precision"
-    assert record["message"].startswith("worker 0 on n7: this processor has no instructions for bfloat16")
+    assert record["message"].startswith("worker 0 on n7: this processor is slower in bfloat16")
 
 
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(

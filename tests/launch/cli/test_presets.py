@@ -34,11 +34,11 @@ def test_every_family_has_a_preset_that_fits(env_id: str, name: str) -> None:
     assert preset(None, env_id, workers=2).environment.env_id == env_id
 
 
-@pytest.mark.parametrize(("multiplies", "precision"), [(True, "bfloat16"), (False, "float32")])
-def test_convolutions_of_presets_are_in_bfloat16_only_where_the_processor_multiplies_it(
-    multiplies: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("quick", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_convolutions_of_presets_are_in_bfloat16_only_where_that_is_quicker(
+    quick: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presets, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(presets, "is_quick_in_bfloat16", lambda: quick)
     for name in ("breakout", "atari", "breakout_cluster", "vizdoom"):
         assert preset(name, None, workers=2).network.precision == precision
 

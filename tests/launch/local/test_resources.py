@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs.host_facts import available_memory_bytes, cgroup_quota_cores, multiplies_bfloat16
+from dba3c.runs.host_facts import available_memory_bytes, cgroup_quota_cores, is_quick_in_bfloat16
 from launch.local import resources
 from launch.local.resources import (
     bind_to_own_cores,
@@ -154,14 +154,15 @@ def test_a_core_is_really_taken() -> None:
 @pytest.mark.parametrize(
     ("line", "does"),
     [
-        ("flags\t\t: fpu avx2 avx512f avx512_bf16 sha_ni\n", True),
-        ("flags\t\t: fpu avx2 avx512f amx_bf16 amx_tile\n", True),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16 sha_ni\n", True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n", True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx2 avx512f avx512_bf16\n", False),
         ("Features\t: fp asimd bf16\n", True),
         ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", False),
         (None, False),
     ],
 )
-def test_a_processor_that_multiplies_bfloat16_says_so(line: str | None, does: bool, tmp_path: Path) -> None:
+def test_a_processor_that_is_quicker_in_bfloat16_says_so(line: str | None, does: bool, tmp_path: Path) -> None:
     if line is not None:
         write(tmp_path / "cpuinfo", f"processor\t: 0\n{line}")
-    assert multiplies_bfloat16(tmp_path / "cpuinfo") is does
+    assert is_quick_in_bfloat16(tmp_path / "cpuinfo") is does
