@@ -48,8 +48,8 @@ VENVS = {
     "sample_factory": (TORCH, "sample-factory==2.1.1", "ale-py==0.10.1", "opencv-python-headless==4.11.0.86"),
     "rllib": (TORCH, "ray[rllib]==2.60.0", "ale-py==0.12.1", "opencv-python-headless==5.0.0.93"),
 }
-"""Virtual environments, and what is installed into them (the committed rows: before numpy, tyro, tensorboard and OpenCV
-were pinned)."""
+"""Virtual environments, and what is installed into them (rows of 25 November: before numpy, tyro, tensorboard and
+OpenCV were pinned)."""
 FOREVER = "100000000"
 
 
