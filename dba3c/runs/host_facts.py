@@ -76,7 +76,8 @@ def usable_cores() -> int:
 
 def is_quick_in_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
     """Whether convolutions take less time in bfloat16 than in float32. Intel's AVX-512 without AMX, as virtual machines
-    may have it, takes 1.3 to 1.5 times as long in bfloat16; no instructions for it 2 (AVX-512) to 90 times (AVX2)."""
+    may have it, takes longer (whole runs 1.1 to 1.3 times), a processor without instructions for it 2 (AVX-512) to 90
+    times (AVX2)."""
     words = set((_read(cpuinfo) or "").split())
     return any(each <= words for each in QUICK_IN_BFLOAT16)
 

@@ -241,27 +241,47 @@ def speed(options: argparse.Namespace, where: Mapping[str, Any]) -> None:
 
 
 def page() -> None:
-    """The table: medians of the rounds on the newest row's processor, ours at its commit, against the fastest other."""
-    rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
+    """The table, of the newest row's processor: medians of the turns (a round at one commit) in which the fastest other
+    ran too, and of the ratios to it in them."""
     newest = rows_of(ROWS)[-1]
     here = [row for row in rows_of(ROWS) if row["processor"] == newest["processor"]]
-    ours = [row["commit"] for row in here if row["system"].startswith("ours")]
-    if not ours or len(here) == len(ours):
+    others = [row for row in here if not row["system"].startswith("ours")]
+    if not others or len(here) == len(others):
         print("the page stays as it is until ours and others are measured on this processor")
         return
+    fastest = max(others, key=lambda row: row["agent_steps_per_s"])["system"]
+    base = {turn(row): row["agent_steps_per_s"] for row in here if row["system"] == fastest}
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in here:
-        if row["commit"] == ours[-1] or not row["system"].startswith("ours"):
-            rounds[row["system"]].append(row)
-    of = {name: statistics.median(row["agent_steps_per_s"] for row in rows) for name, rows in rounds.items()}
-    best = max(value for name, value in of.items() if not name.startswith("ours"))
+        if turn(row) in base:
+            rows[row["system"]].append(row)
     table = []
-    for name, value in sorted(of.items(), key=lambda pair: -pair[1]):
-        rates = [row["agent_steps_per_s"] for row in rounds[name]]
-        memory = statistics.median(row["private_mb"] for row in rounds[name])
-        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
-        table.append([name, str(len(rates)), f"{value:,.0f}", spread, f"{value / best:.2f}", f"{memory:,.0f}"])
-    head = ["system", "rounds", "agent steps/s", "from … to", "× the fastest other", "private memory, MB"]
-    renew(HERE / "README.md", newest["made"], markdown(head, table))
+    for name, mine in rows.items():
+        rates = [row["agent_steps_per_s"] for row in mine]
+        ratios = [row["agent_steps_per_s"] / base[turn(row)] for row in mine]
+        memory = max(row["private_mb"] for row in mine)
+        table.append((statistics.median(rates), [name, str(len(rates)), *told(rates, ",.0f"), *told(ratios, ".2f")]))
+        table[-1][1].append(f"{memory:,.0f}")
+    head = [
+        "system",
+        "rounds",
+        "agent steps/s",
+        "from … to",
+        "× the fastest other",
+        "ratios from … to",
+        "private memory, MB",
+    ]
+    renew(HERE / "README.md", newest["made"], markdown(head, [line for _, line in sorted(table, reverse=True)]))
+
+
+def turn(row: Mapping[str, Any]) -> tuple[str, int]:
+    """What ran one after the other."""
+    return row["commit"], row["round"]
+
+
+def told(values: list[float], how: str) -> tuple[str, str]:
+    """(median, range)."""
+    return format(statistics.median(values), how), f"{min(values):{how}} to {max(values):{how}}"
 
 
 def main() -> None:
