@@ -38,6 +38,8 @@ RUNS = {
 """By samples of an update; of each seed."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
+DBA3C_CORE_MINUTES = 24 * 600.0
+"""Its ideal: 10 hours on one node of 24 cores (the same abstract), divided by cores."""
 SIZES_GBIT = 10.0
 """At which sizes of an update are compared."""
 PROCESSORS = HERE / "processors.jsonl"
@@ -188,6 +190,8 @@ def _draw(named: Sequence[tuple[str, Composed]], common: str, path: Path) -> Non
     every_n = sorted({point.nodes for point in points} | {DBA3C_NODES})
     ideal = [fewest.minutes * fewest.nodes / n for n in every_n]
     axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
+    theirs = [DBA3C_CORE_MINUTES / (CORES * n) for n in every_n]
+    axes.plot(every_n, theirs, label="DBA3C's ideal, of its 10 hours on 24 cores", **IDEAL | {"linestyle": "-."})
     told = "DBA3C, 2017: a harder protocol"
     axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
     axes.set_title(f"{common}. An estimate: updates of real runs × an emulated step", fontsize=8.5)
