@@ -213,14 +213,14 @@ def workers(gbit: float, network: str, nodes: tuple[int, ...] = NODES) -> Iterat
             yield Row("workers", network, scene("majority", n, network, gbit, b=max(1, n // 16)))
 
 
-def asynchronous(gbit: float, network: str) -> Iterator[Row]:
-    for n in (64, 16, 4):
+def asynchronous(gbit: float, network: str, nodes: tuple[int, ...] = (64, 16, 4)) -> Iterator[Row]:
+    for n in nodes:
         yield Row("workers", network, scene("async", n, network, gbit, k=4))
 
 
-def over_launchers(gbit: float, network: str) -> Iterator[Row]:
+def over_launchers(gbit: float, network: str, nodes: tuple[int, ...] = (64, 16, 4)) -> Iterator[Row]:
     """Our all-reduce over MPI and Horovod."""
-    for n in (64, 16, 4):
+    for n in nodes:
         for exchange in LAUNCHED:
             yield Row("workers", network, scene(exchange, n, network, gbit))
 
@@ -332,3 +332,9 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
             yield from servers(10.0, network, n)
     yield from over_launchers(1.0, "small")
     yield from undilated()
+    for network in PARAMETERS:
+        for gbit in (1.0, 10.0):
+            for n in (32, 8, 2):
+                yield from servers(gbit, network, n)
+            yield from asynchronous(gbit, network, (32, 8, 2))
+    yield from over_launchers(1.0, "small", (8, 2, 32))
