@@ -314,13 +314,13 @@ of the newest machine); *busy* (`own_share`), the share of this machine's proces
 `server_cores`, what the busiest server would need on a real host with such cores: beyond 1, one thread is slower \
 than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s \
 64 servers beside 64 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` \
-has the arithmetic). One, two and eight servers, asynchronous ones, and all-reduce over MPI and Horovod have 4, 16 \
-and 64 workers only, the latter the small network at 1 Gbit/s. **Dedicated servers of 35 workers and more are faster \
-since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
-`param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for \
-6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and not again: those of \
-64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of the next \
-section's servers."""
+has the arithmetic). With DBA3C's network at 10 Gbit/s one, two and eight servers and asynchronous ones have 4, 16 \
+and 64 workers only; all-reduce over MPI and Horovod was measured with the small network at 1 Gbit/s. **Dedicated \
+servers of 35 workers and more are faster since 30 November**: whoever is far ahead waits for the slowest \
+(`lead_bytes` of `param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 \
+MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and \
+not again: those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's 1.26), and b \
+= 0 of the next section's servers."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
@@ -354,11 +354,12 @@ machine's own time counts less. **Of the {since} rows measured after that day, p
 {of_these} are within 10 %.** On 29 November the model was given what it had left out: where a server is beside a \
 worker, a push that comes too late shares the link out with the parameters that all wait for. Four of the rows above \
 with a straggler, 16 to 23 % off, are within 10 % by it, and of the 263 rows without central inference that there \
-were then 246 to 254 (94 to 97 %, mean error at most 4.0 %) by six calibrations, of at least four machines (`git log` \
-of `calibrated.json`): after the fact, too. Not explained are asynchronous servers (since that day steps up to 36 % \
-longer than simulated), dedicated servers with a backup worker (12 to 24 % off, to either side), and servers beside \
-workers with one at D = 1 on sixteen cores (38 % longer). All rows of today by the newest calibration: `python \
-results/cluster/measure.py --judge`."""
+were then 246 to 254 (94 to 97 %, mean error at most 4.0 %) by six calibrations, of at least four machines (`git \
+log` of `calibrated.json`): after the fact, too. Not explained are asynchronous servers (since that day steps up to \
+36 % longer than simulated), dedicated servers with a backup worker (12 to 24 % off, to either side), and servers \
+beside workers with one at D = 1 on sixteen cores (38 % longer). All-reduce over MPI of two ranks is simulated as a \
+ring, but Open MPI's `Iallreduce` reduces and then broadcasts below four. All rows of today by the newest \
+calibration: `python results/cluster/measure.py --judge`."""
 
 _FURTHER = """\
 The check ends at D = 40, rows go to 640. §: another machine than that of the first row of the same exchange and n \
