@@ -24,7 +24,7 @@ from dba3c.roles import PER_START
 from dba3c.runs.ending import STOP_COMMAND, before_the_first_update, note_end
 from dba3c.runs.files import checkpoint_steps, is_there, write_atomically
 from dba3c.runs.folder import RunFolder
-from dba3c.runs.host_facts import parent_process
+from dba3c.runs.host_facts import started_by
 from dba3c.runs.lock import NOBODY, taken_over
 from launch.cluster.launchers import TORCHRUN, LaunchPlace
 from launch.local.child import Child, describe_exit, raise_interrupt, taking_signals
@@ -202,7 +202,7 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         return False
     is_named = bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name
     # which counts no restart where ranks became more or fewer, or others than its own had failed
-    same_torchrun = place.launcher == TORCHRUN and life.get("started_by") == parent_process()
+    same_torchrun = place.launcher == TORCHRUN and life.get("started_by") == started_by()
     if (place.restart_count and is_named) or same_torchrun:
         ended = life.get("ended", {})  # not of an earlier launch, which has ended as somebody wanted
         asked = {ended.get("reason"), RunFolder(run_dir).stop_reason()}  # whatever failed then

@@ -232,7 +232,7 @@ def export(
     try:
         # Neither the live run's identity nor an earlier export's: points would stand there twice.
         identity = f"{tracked.identity}-export-{int(time.time())}"
-        sink.open(replace(tracked, identity=identity, folder=folder, resumed=False))
+        sink.open(replace(tracked, identity=identity, folder=folder, resumed=False, exported=True))
         for happened in itertools.chain([first], everything):
             give(sink, happened, run.path)
             points += isinstance(happened, Point) and not happened.of_evaluation

@@ -37,6 +37,11 @@ class TrackedRun:
     tags: tuple[str, ...]
     folder: Path  # where the tracker's own files go
     resumed: bool = False
+    exported: bool = False
+
+    def id_from(self, variable: str) -> str:
+        """What this variable says, which names a live run, or the identity."""
+        return self.identity if self.exported else os.environ.get(variable, self.identity)
 
     @classmethod
     def of(cls, run: RunFolder) -> TrackedRun:

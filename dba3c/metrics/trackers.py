@@ -176,10 +176,14 @@ class MLflowSink:
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dba3c")
-        known = self._client.get_experiment_by_name(name)
-        if known:
+        if known := self._client.get_experiment_by_name(name):
             return str(known.experiment_id)
-        return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+        try:
+            return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+        except Exception:
+            if known := self._client.get_experiment_by_name(name):  # another run has just made it
+                return str(known.experiment_id)
+            raise
 
     def _find(self, run: TrackedRun) -> str:
         query = f"tags.`{_IDENTITY_TAG}` = '{run.identity}'"
@@ -234,7 +238,7 @@ class NeptuneSink:
         self._run = neptune.init_run(
             mode=os.environ.get("NEPTUNE_MODE", "offline"),
             name=run.name,
-            custom_run_id=os.environ.get("NEPTUNE_CUSTOM_RUN_ID", run.identity),
+            custom_run_id=run.id_from("NEPTUNE_CUSTOM_RUN_ID"),
             tags=list(run.tags),
             source_files=[],
             capture_stdout=False,
@@ -278,7 +282,7 @@ class WandbSink:
             mode=os.environ.get("WANDB_MODE", "offline"),
             dir=os.environ.get("WANDB_DIR", str(run.folder)),
             project=os.environ.get("WANDB_PROJECT", "dba3c"),
-            id=os.environ.get("WANDB_RUN_ID", run.identity),
+            id=run.id_from("WANDB_RUN_ID"),
             resume="allow",
             name=run.name,
             config={"config": run.config, "facts": run.facts},

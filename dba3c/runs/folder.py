@@ -168,7 +168,7 @@ class RunFolder:
             "starts": starts,
             "topology": dict(topology or {}),
             "cores": cores if cores is not None else host_facts.usable_cores(),
-            "started_by": host_facts.parent_process(),
+            "started_by": host_facts.started_by(),
             "lock": asdict(self.lock.holder) if self.lock is not None else None,
             "host": host_facts.host(),
             "versions": host_facts.versions(),

@@ -19,7 +19,7 @@ import tyro
 
 from dba3c.config import TrainConfig
 from dba3c.environments.config import game_of
-from dba3c.errors import USER_ERROR_EXIT, UserError
+from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
 from dba3c.resuming import changed_on_resume
@@ -78,6 +78,8 @@ def resume(words: Sequence[str]) -> int:
     folder = RunFolder.open(run)
     config = changed_on_resume(folder.train_config(), given)
     running.refuse_whole_cluster(config, folder)
+    if "SLURM_JOB_ID" not in os.environ and (job := controller.next_life(folder.path)):
+        warn_on_stderr(job)  # which would be refused the run that goes on here
     return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))[0]
 
 
@@ -172,7 +174,8 @@ def watch(words: Sequence[str]) -> int:
         print(f"this run has {status}: {ended.get('reason')}")
     elif status == "broken":
         saved = max(checkpoint_steps(folder.checkpoints), default=0)
-        print(f"this run is broken, its launch is gone: dba3c resume {run} goes on from step {saved:,}")
+        hint = f"dba3c resume {run} goes on from step {saved:,}"
+        print(f"this run is broken, its launch is gone: {controller.next_life(folder.path) or hint}")
     return 0 if status in ("live", "finished", "stopped") else 1
 
 

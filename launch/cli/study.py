@@ -102,8 +102,7 @@ def refuse_what_varies(declared: Study, words: Sequence[str]) -> None:
 
 def declare(declared: Study, folder: Path) -> Study:
     """The study in its folder, with what was there before. Raises UserError: a point that could not be trained."""
-    check_points(declared.points)
-    declared.save(folder)
+    replace(declared, points=checked(declared.points)).save(folder)
     return load(folder)
 
 
@@ -130,13 +129,21 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
     return run_all(runs)
 
 
-def check_points(points: Sequence[StudyPoint]) -> None:
-    """Every point's options are refused now, not after hours."""
+def checked(points: Sequence[StudyPoint]) -> tuple[StudyPoint, ...]:
+    """The points, each of a cluster with a node for its evaluators and recorders, too.
+
+    Raises:
+        UserError: one could not be trained, which is said now, not after hours.
+    """
+    found = []
     for point in points:
         try:
-            parse_train(point.words).config(given_cores(os.environ))
+            run = parse_train(point.words).config(given_cores(os.environ)).run
         except UserError as error:
             raise UserError(f"point {point.name} ({shlex.join(point.words)}): {error}") from error
+        others = run.evaluators + run.recorders if point.cluster_words else 0
+        found.append(replace(point, nodes=point.nodes + others))
+    return tuple(found)
 
 
 def run_task(run: StudyRun) -> int:

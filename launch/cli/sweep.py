@@ -20,7 +20,7 @@ from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, 
 from launch.cli.options import parse, parse_train
 from launch.cli.study import (
     GridArguments,
-    check_points,
+    checked,
     declare,
     go_on,
     run_all,
@@ -69,7 +69,7 @@ def sweep(words: Sequence[str]) -> int:
     else:
         installed()
         declared = searched(common, axes, arguments.seeds, arguments.trials)
-        check_points([point_of(common, values, 0) for values in ends(axes)])
+        checked([point_of(common, values, 0) for values in ends(axes)])
         declared.save(folder)
         declared = load(folder)
     if declared.search is None or arguments.list or arguments.slurm:

@@ -12,7 +12,7 @@ from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.trackers import check_clients
 from dba3c.runs.folder import SECRET_VARIABLE
-from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores, is_quick_in_bfloat16
+from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores, is_quick_in_bfloat16, launcher_pid
 from param_servers.wire.handshake import check_secret
 from param_servers.wire.tcp_sockets import listen_address, open_listener
 
@@ -39,15 +39,15 @@ def given_cores(environ: Mapping[str, str], local_world_size: int = 1) -> int:
     if per_task is not None:
         on_node = _slurm_number(environ, "SLURM_CPUS_ON_NODE") or per_task * local_world_size
         return max(1, min(shared, per_task, on_node // max(1, local_world_size)))
-    of_all = max(affinity, _cores_of_the_parent())
+    of_all = max(affinity, _cores_of_the_launcher(environ))
     of_all = of_all if quota is None else min(of_all, int(quota))
     return max(1, min(shared, of_all // max(1, local_world_size)))
 
 
-def _cores_of_the_parent() -> int:
-    """That started this process; 0 where it cannot be asked."""
+def _cores_of_the_launcher(environ: Mapping[str, str]) -> int:
+    """That started this process, or the script around it; 0 where it cannot be asked."""
     try:
-        return len(os.sched_getaffinity(os.getppid()))
+        return len(os.sched_getaffinity(launcher_pid(environ)))
     except OSError:
         return 0
 

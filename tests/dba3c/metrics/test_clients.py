@@ -213,6 +213,30 @@ def test_mlflow_writes_a_local_store(make_up_run):
     check_mlflow(tracking.MlflowClient(f"sqlite:///{run.path}/exports/mlflow.db"))
 
 
+def test_runs_that_make_mlflows_experiment_at_the_same_time_share_it(make_up_run, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
+    pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no local store")
+    create = tracking.MlflowClient.create_experiment
+
+    def behind_another(self, name, **more):
+        create(self, name, **more)
+        return create(self, name, **more)  # "already exists"
+
+    monkeypatch.setattr(tracking.MlflowClient, "create_experiment", behind_another)
+    run = make_up_run(seconds=30, noted="as many lines as events")
+    assert export(run.path, "mlflow") == 3
+    check_mlflow(tracking.MlflowClient(f"sqlite:///{run.path}/exports/mlflow.db"))
+
+
+def test_an_export_is_another_run_there_though_a_variable_names_the_live_one(make_up_run, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "live")
+    tracked = TrackedRun.of(make_up_run(seconds=2))
+    assert tracked.id_from("WANDB_RUN_ID") == "live"
+    assert replace(tracked, exported=True).id_from("WANDB_RUN_ID") == tracked.identity
+    monkeypatch.delenv("WANDB_RUN_ID")
+    assert tracked.id_from("WANDB_RUN_ID") == tracked.identity
+
+
 def check_mlflow(client):
     experiment = client.get_experiment_by_name("dba3c")
     (found,) = client.search_runs([experiment.experiment_id])

@@ -1,6 +1,8 @@
 """What a run notes of where its code came from, and of where it ran."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,23 @@ def test_processors_of_one_name_are_told_apart(
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert host_facts.host()["processor"] == told
+
+
+ASKS = f"{sys.executable} -c 'from dba3c.runs import host_facts; print(host_facts.launcher_pid())'"
+
+
+@pytest.mark.parametrize("sign", host_facts.RANK_SIGNS)
+def test_scripts_around_a_rank_are_not_taken_for_its_launcher(sign: str) -> None:
+    scripts = ["sh", "-c", f'sh -c "{ASKS}; true"; true']
+    said = subprocess.run(scripts, env={**os.environ, sign: "0"}, capture_output=True, text=True, check=True)
+    assert int(said.stdout) == os.getpid()
+
+
+def test_what_no_launcher_has_started_was_started_by_its_parent() -> None:
+    said = subprocess.run(["sh", "-c", f"echo $$; {ASKS}; true"], capture_output=True, text=True, check=True)
+    script, launcher = said.stdout.split()
+    assert launcher == script
+
+
+def test_a_launcher_that_cannot_be_asked_is_the_parent(tmp_path: Path) -> None:
+    assert host_facts.launcher_pid({"PMI_RANK": "3"}, processes=tmp_path) == os.getppid()

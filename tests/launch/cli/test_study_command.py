@@ -169,6 +169,14 @@ def test_a_job_array_has_a_task_for_each_run_and_the_nodes_of_the_largest(tmp_pa
     assert "--task 6: there are workers-2/seed-0, workers-64/seed-0, " in capsys.readouterr().err
 
 
+def test_evaluators_and_recorders_of_a_study_have_nodes_of_their_own(tmp_path, capsys):
+    into = ["--seeds", "1", "--slurm", "--into"]
+    assert main(["study", "scaling", "--values", "4", *into, str(tmp_path / "one"), "--", "--evaluators", "1"]) == 0
+    assert "#SBATCH --nodes=9\n" in capsys.readouterr().out  # 4 workers, 4 servers
+    assert main(["study", "stragglers", "--env", "dba3c_paper", *into, str(tmp_path / "two")]) == 0
+    assert "#SBATCH --nodes=12\n" in capsys.readouterr().out  # 8 workers, 2 servers; the preset has one of each
+
+
 def test_a_bad_option_is_refused_before_anything_is_started(tmp_path, capsys):
     assert main(["study", "scaling", "--into", str(tmp_path / "study"), "--", "--learning-rat", "1"]) == 2
     assert "did you mean --learning-rate?" in capsys.readouterr().err

@@ -170,7 +170,7 @@ def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path, mon
     folder.release()
     assert running.returns(tmp_path / "run", second)
     assert running.returns(tmp_path / "run", first)  # a rank had failed on another node, whose torchrun counts it
-    monkeypatch.setattr(running, "parent_process", lambda: "another torchrun")
+    monkeypatch.setattr(running, "started_by", lambda: "another torchrun")
     assert running.returns(tmp_path / "run", second)
     assert not running.returns(tmp_path / "run", first)
     other = LaunchPlace(launcher="torchrun", world_size=2, launch_id="b-1", run_name="b", restart_count=1)
@@ -188,7 +188,7 @@ def test_a_launch_whose_torchrun_starts_its_ranks_again_for_a_node_that_joins_go
     folder.end_life("stopped", reason)
     folder.release()
     assert [running.returns(tmp_path / "run", place) for place in (first, second)] == [goes_on] * 2
-    monkeypatch.setattr(running, "parent_process", lambda: "another torchrun")
+    monkeypatch.setattr(running, "started_by", lambda: "another torchrun")
     assert not running.returns(tmp_path / "run", first)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from dba3c.errors import UserError
-from launch.cluster.launchers import PLAIN, detect, parse_tasks_per_node
+from dba3c.runs.host_facts import RANK_SIGNS
+from launch.cluster.launchers import ENDS_ALL_RANKS, LAUNCHERS, PLAIN, detect, parse_tasks_per_node
 from launch.cluster.topology import fit
 
 TORCHRUN = {
@@ -253,3 +254,7 @@ def test_tasks_per_node_are_spelled_out() -> None:
     assert parse_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(UserError, match=r"should look like 2\(x3\),1"):
         parse_tasks_per_node("2x3")
+
+
+def test_a_rank_s_launcher_is_looked_for_by_the_variables_of_those_that_start_ranks_on_this_host() -> None:
+    assert tuple(each.sign for each in LAUNCHERS if each.name in ENDS_ALL_RANKS) == RANK_SIGNS
