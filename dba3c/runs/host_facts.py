@@ -16,11 +16,10 @@ PACKAGES = (
 )  # fmt: skip
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 SELF_CGROUP = Path("/proc/self/cgroup")
-PROCESSES = Path("/proc")
-CPUINFO, MEMINFO = PROCESSES / "cpuinfo", PROCESSES / "meminfo"
+PROC = Path("/proc")
+CPUINFO, MEMINFO = PROC / "cpuinfo", PROC / "meminfo"
 QUICK_IN_BFLOAT16 = ({"amx_bf16"}, {"avx512_bf16", "AuthenticAMD"})
-"""Words of /proc/cpuinfo, one set of which is there: Intel and AMD. ARM was not measured, and oneDNN has no backward
-convolutions for its bfloat16."""
+"""Words of /proc/cpuinfo, one set of which is there: Intel and AMD; ARM was not measured."""
 RANK_SIGNS = ("TORCHELASTIC_RUN_ID", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Variables that a launcher sets for its ranks and has not itself, the inner launcher's first."""
 _NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}
@@ -62,14 +61,14 @@ def namespace(kind: str) -> str:
         return socket.gethostname()
 
 
-def launcher_pid(environ: Mapping[str, str] = os.environ, processes: Path = PROCESSES) -> int:
+def launcher_pid(environ: Mapping[str, str] = os.environ, proc: Path = PROC) -> int:
     """Which process has started this rank: the nearest ancestor without the launcher's variable, which a script around
     the rank has, too. The parent where that cannot be told."""
     parent = pid = os.getppid()
     sign = next((name for name in RANK_SIGNS if name in environ), None)
     try:
-        while sign and pid and f"\0{sign}=".encode() in b"\0" + (processes / f"{pid}/environ").read_bytes():
-            pid = int((processes / f"{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        while sign and pid and f"\0{sign}=".encode() in b"\0" + (proc / f"{pid}/environ").read_bytes():
+            pid = int((proc / f"{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError):
         return parent
     return pid or parent

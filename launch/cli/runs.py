@@ -78,7 +78,7 @@ def resume(words: Sequence[str]) -> int:
     folder = RunFolder.open(run)
     config = changed_on_resume(folder.train_config(), given)
     running.refuse_whole_cluster(config, folder)
-    if "SLURM_JOB_ID" not in os.environ and (job := controller.next_life(folder.path)):
+    if job := controller.next_life(folder.path):
         warn_on_stderr(job)  # which would be refused the run that goes on here
     return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))[0]
 
@@ -174,8 +174,9 @@ def watch(words: Sequence[str]) -> int:
         print(f"this run has {status}: {ended.get('reason')}")
     elif status == "broken":
         saved = max(checkpoint_steps(folder.checkpoints), default=0)
-        hint = f"dba3c resume {run} goes on from step {saved:,}"
-        print(f"this run is broken, its launch is gone: {controller.next_life(folder.path) or hint}")
+        job = controller.next_life(folder.path)
+        but = f", but {job}" if job else ""
+        print(f"this run is broken, its launch is gone: dba3c resume {run} goes on from step {saved:,}{but}")
     return 0 if status in ("live", "finished", "stopped") else 1
 
 

@@ -31,6 +31,7 @@ REDUCTION_MS = {"dba3c": 0.27, "small": 0.57, "nature": 2.0}
 ENVIRONMENTS = 4
 """Of a lane, where nodes do not share the learning run's."""
 NODES = (64, 1, 4, 16, 2, 8, 32)
+MANY_NODES = tuple(n for n in NODES if n > 1)
 SEED = 0
 DRAWN_STEPS = 200
 CALIBRATION_MBIT = 50.0
@@ -213,14 +214,14 @@ def workers(gbit: float, network: str, nodes: tuple[int, ...] = NODES) -> Iterat
             yield Row("workers", network, scene("majority", n, network, gbit, b=max(1, n // 16)))
 
 
-def asynchronous(gbit: float, network: str, nodes: tuple[int, ...] = (64, 16, 4)) -> Iterator[Row]:
-    for n in nodes:
+def asynchronous(gbit: float, network: str) -> Iterator[Row]:
+    for n in MANY_NODES:
         yield Row("workers", network, scene("async", n, network, gbit, k=4))
 
 
-def over_launchers(gbit: float, network: str, nodes: tuple[int, ...] = (64, 16, 4)) -> Iterator[Row]:
+def over_launchers(gbit: float, network: str) -> Iterator[Row]:
     """Our all-reduce over MPI and Horovod."""
-    for n in nodes:
+    for n in MANY_NODES:
         for exchange in LAUNCHED:
             yield Row("workers", network, scene(exchange, n, network, gbit))
 
@@ -327,14 +328,8 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
     for network in PARAMETERS:
         yield from servers(1.0, network)
         yield from asynchronous(1.0, network)
-        for n in (16, 4):
+        for n in MANY_NODES:
             yield from servers(1.0, network, n)
             yield from servers(10.0, network, n)
     yield from over_launchers(1.0, "small")
     yield from undilated()
-    for network in PARAMETERS:
-        for gbit in (1.0, 10.0):
-            for n in (32, 8, 2):
-                yield from servers(gbit, network, n)
-            yield from asynchronous(gbit, network, (32, 8, 2))
-    yield from over_launchers(1.0, "small", (8, 2, 32))

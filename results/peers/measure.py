@@ -260,17 +260,10 @@ def page() -> None:
         rates = [row["agent_steps_per_s"] for row in mine]
         ratios = [row["agent_steps_per_s"] / base[turn(row)] for row in mine]
         memory = max(row["private_mb"] for row in mine)
-        table.append((statistics.median(rates), [name, str(len(rates)), *told(rates, ",.0f"), *told(ratios, ".2f")]))
-        table[-1][1].append(f"{memory:,.0f}")
-    head = [
-        "system",
-        "rounds",
-        "agent steps/s",
-        "from … to",
-        "× the fastest other",
-        "ratios from … to",
-        "private memory, MB",
-    ]
+        line = [name, str(len(rates)), *told(rates, ",.0f"), *told(ratios, ".2f"), f"{memory:,.0f}"]
+        table.append((statistics.median(rates), line))
+    speeds, ratios_told = ("agent steps/s", "from … to"), ("× the fastest other", "ratios from … to")
+    head = ["system", "rounds", *speeds, *ratios_told, "private memory, MB"]
     renew(HERE / "README.md", newest["made"], markdown(head, [line for _, line in sorted(table, reverse=True)]))
 
 

@@ -61,4 +61,4 @@ def test_what_no_launcher_has_started_was_started_by_its_parent() -> None:
 
 
 def test_a_launcher_that_cannot_be_asked_is_the_parent(tmp_path: Path) -> None:
-    assert host_facts.launcher_pid({"PMI_RANK": "3"}, processes=tmp_path) == os.getppid()
+    assert host_facts.launcher_pid({"PMI_RANK": "3"}, proc=tmp_path) == os.getppid()
