@@ -331,5 +331,7 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
         for n in MANY_NODES:
             yield from servers(1.0, network, n)
             yield from servers(10.0, network, n)
-    yield from over_launchers(1.0, "small")
+    for network in ("small", "nature", "dba3c"):
+        for gbit in (1.0, 10.0):
+            yield from over_launchers(gbit, network)
     yield from undilated()
