@@ -88,7 +88,14 @@ def test_ppo_is_its_papers_for_atari() -> None:
     for alpha in (1.0, 0.5, 0.0):
         at = 10e6 * (1 - alpha)
         assert (clip(at), rate(at)) == pytest.approx((0.1 * alpha, 2.5e-4 * alpha))
-    assert config.run.total_frames == 40_000_000
+
+
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [("", 40_000_000), ("--protocol 2017", 30_000_000), ("--frame-skip 1", 10_000_000), ("--total-frames 5", 5)],
+)
+def test_ppo_ends_where_its_schedules_do_however_many_frames_a_step_has(words: str, frames: int) -> None:
+    assert parse_train(["ppo", *words.split()]).config(2).run.total_frames == frames
 
 
 def test_r2d2_is_seeds() -> None:
