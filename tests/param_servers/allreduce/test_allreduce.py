@@ -20,7 +20,7 @@ from param_servers.allreduce.exchange import (
     read_rows,
     write_rows,
 )
-from param_servers.allreduce.mpi_horovod import HorovodCollective
+from param_servers.allreduce.mpi_horovod import HorovodCollective, MpiCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
@@ -100,6 +100,14 @@ def test_a_rank_whose_first_gradient_comes_late_is_waited_for_as_long_as_for_the
     assert run_ranks(2, body, step_timeout_s=2, join_timeout_s=30) == [(1, 2), (1, 2)]
 
 
+@pytest.mark.parametrize(("collective", "module"), [(MpiCollective, "mpi4py"), (HorovodCollective, "horovod.torch")])
+def test_a_library_that_is_not_there_is_one_line_that_says_how_to_install_it(collective, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(ConfigError, match=r"cannot be loaded .*: (pip install mpi4py|run .*horovod\.sh VENV)$"):
+        collective(ExchangeConfig(exchange="allreduce", num_workers=2))
+
+
 def test_horovod_which_asks_once_waits_as_long_as_the_first_sum_may_take(monkeypatch):
     horovod = SimpleNamespace(init=lambda: None, rank=lambda: 0, size=lambda: 2)
     monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=horovod))
@@ -119,6 +127,38 @@ def test_a_rank_0_that_leaves_unasked_with_nobody_left_writes_a_checkpoint(run_r
 
     assert run_ranks(1, body) == [None]
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-3"]
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_tried_once_however_often_an_exchange_is_closed(
+    run_ranks, tmp_path, monkeypatch
+):
+    def full(*given):
+        raise OSError("no space left")
+
+    def body(collective):
+        told = []
+        worker = exchange(collective, checkpoint_dir=tmp_path, on_event=told.append)
+        monkeypatch.setattr("param_servers.checkpoint.writer.write_shard", full)
+        train(worker, 0, 3)
+        worker.close()
+        worker.close()
+        return [event["message"] for event in told]
+
+    (told,) = run_ranks(1, body)
+    assert told == [
+        "checkpoint of step 3 failed: no space left; training goes on",
+        "rank 0 leaves; the last checkpoint could not be written (no space left): all steps since 0 are lost",
+    ]
+
+
+def test_a_gradient_of_a_graph_is_summed_without_it(run_ranks):
+    def body(collective):
+        worker = exchange(collective)
+        pulled = worker.pull()
+        assert worker.push(torch.ones(LAYOUT.numel, requires_grad=True) * 2, pulled.step, 5).accepted
+        return worker._buffer.requires_grad
+
+    assert run_ranks(1, body) == [False]
 
 
 def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks_with_a_checkpoint(run_ranks, tmp_path):

@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from param_servers.errors import BadMessage, ConfigError, Refused
-from param_servers.wire.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, _mac, pack_hello, unpack_hello
+from param_servers.wire.handshake import (
+    HELLO_BYTES,
+    Dialer,
+    Hello,
+    Listener,
+    Role,
+    _mac,
+    incarnation_or_new,
+    pack_hello,
+    unpack_hello,
+)
 from param_servers.wire.hub import Hub
 
 SECRET = b"s" * 32
@@ -97,3 +107,14 @@ def test_a_challenge_with_any_byte_changed_lets_nobody_in(where: int, bits: int)
 def test_no_link_is_made_with_a_secret_that_could_be_guessed(secret: bytes) -> None:
     with pytest.raises(ConfigError, match=f"at least 16 bytes, got {len(secret)}"):
         Hub(secret, lambda peer, header: memoryview(b""))
+
+
+@pytest.mark.parametrize("given", [-1, 1 << 32])
+def test_an_incarnation_that_no_hello_has_room_for_is_refused(given: int) -> None:
+    with pytest.raises(ConfigError, match=f"^an incarnation is a number from 0 to 4294967295, got {given}$"):
+        incarnation_or_new(given)
+
+
+def test_who_is_not_numbered_is_newer_each_time() -> None:
+    assert incarnation_or_new(7) == 7
+    assert incarnation_or_new(None) < incarnation_or_new(None) < 1 << 32
