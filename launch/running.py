@@ -119,7 +119,7 @@ def train(
                 saved = max(checkpoint_steps(folder.checkpoints), default=0)
                 if code == 0 and not saved:
                     reason += f", {before_the_first_update(config)}"
-                elif code and saved:
+                elif code not in (0, RUN_TAKEN_OVER_EXIT) and saved:
                     reason += f"; --resume goes on from step {saved:,}"
             say(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}")
             return code, why
