@@ -17,6 +17,7 @@ from dba3c.environments.config import check_env_id
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
 from dba3c.resuming import environments_of, rate_for
 from launch.cli.presets import (
+    PPO_DATA_POINTS,
     PRESETS,
     environments_for,
     fitting_preset,
@@ -113,7 +114,7 @@ class TrainWords:
         if cores_per_worker is None and config.exchange.exchange != "async":
             made = config.exchange
             config = replace_options(config, **shared_anew(before, made.num_workers, made.gradients_per_step, self))
-        config = self.with_its_rate(config)
+        config = self.with_its_length(self.with_its_rate(config))
         refuse_normalized_replay(config)
         refuse_unread(config, set(self.given) & (set(given) | set(without)))
         return config
@@ -125,6 +126,12 @@ class TrainWords:
         if counted or not counts or config.optimizer.optimizer != "rmsprop":
             return config
         return replace_options(config, learning_rate=rate_for(environments_of(config)))
+
+    def with_its_length(self, config: TrainConfig) -> TrainConfig:
+        """With as many frames as the preset's schedules fall over, whatever the frame skip, where none were given."""
+        if self.preset_of(config) != "ppo" or "total_frames" in self.given:
+            return config
+        return replace_options(config, total_frames=round(PPO_DATA_POINTS * config.environment.frames_per_step))
 
     def grows_with_lanes(self, config: TrainConfig) -> bool:
         """Whether its environments are counted for each lane."""

@@ -27,6 +27,7 @@ class MpiCollective:
     """See `Collective`. The ranks are all of mpirun's.
 
     Raises:
+        ConfigError: mpi4py is not installed, or finds no MPI.
         PeerLost: not all ranks came within the join timeout.
     """
 
@@ -35,8 +36,12 @@ class MpiCollective:
     nap_s = 0.0002
 
     def __init__(self, config: ExchangeConfig) -> None:
-        from mpi4py import MPI  # which begins MPI
-
+        try:
+            from mpi4py import MPI  # which begins MPI
+        except (ImportError, RuntimeError) as error:
+            raise ConfigError(
+                f"collective_backend mpi cannot be loaded ({first_line(error)}): pip install mpi4py"
+            ) from error
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.lost = self._comm.Get_rank(), self._comm.Get_size(), set[int]()

@@ -91,6 +91,14 @@ def test_ppo_is_its_papers_for_atari() -> None:
     assert config.run.total_frames == 40_000_000
 
 
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [("", 40_000_000), ("--protocol 2017", 30_000_000), ("--frame-skip 1", 10_000_000), ("--total-frames 5", 5)],
+)
+def test_ppo_ends_where_its_schedules_do_however_many_frames_a_step_has(words: str, frames: int) -> None:
+    assert parse_train(["ppo", *words.split()]).config(2).run.total_frames == frames
+
+
 def test_r2d2_is_seeds() -> None:
     config = preset("r2d2", "ALE/Pong-v5", workers=1)
     optimizer, replay = config.optimizer, config.replay

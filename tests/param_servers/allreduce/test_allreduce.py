@@ -20,7 +20,7 @@ from param_servers.allreduce.exchange import (
     read_rows,
     write_rows,
 )
-from param_servers.allreduce.mpi_horovod import HorovodCollective
+from param_servers.allreduce.mpi_horovod import HorovodCollective, MpiCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
@@ -98,6 +98,14 @@ def test_a_rank_whose_first_gradient_comes_late_is_waited_for_as_long_as_for_the
         return train(worker, collective.rank, 1).step, collective.patience_s
 
     assert run_ranks(2, body, step_timeout_s=2, join_timeout_s=30) == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("collective", "module"), [(MpiCollective, "mpi4py"), (HorovodCollective, "horovod.torch")])
+def test_a_library_that_is_not_there_is_one_line_that_says_how_to_install_it(collective, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(ConfigError, match=r"cannot be loaded .*: (pip install mpi4py|run .*horovod\.sh VENV)$"):
+        collective(ExchangeConfig(exchange="allreduce", num_workers=2))
 
 
 def test_horovod_which_asks_once_waits_as_long_as_the_first_sum_may_take(monkeypatch):
