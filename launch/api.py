@@ -190,11 +190,10 @@ def _train(
             )
         except (ConfigError, CheckpointError) as error:
             raise UserError(str(error)) from error
-        run = Run(folder)
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if code != 0:
-            raise (UserError if code == USER_ERROR_EXIT else RunBroken)(f"{why}; folder: {run.folder}")
-        return run
+            raise (UserError if code == USER_ERROR_EXIT else RunBroken)(f"{why}; folder: {folder}")
+        return Run(folder)
 
     return Training(supervise) if detach else supervise(watched)

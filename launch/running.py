@@ -94,8 +94,8 @@ def train(
             try:
                 metrics = MetricsWriter(folder, "launcher", 0)
                 first = first_incarnation(folder, rank=0)
-            except (UserError, OSError) as error:  # its life has begun: without an end it would pass for a broken one
-                note_end(folder, USER_ERROR_EXIT, str(error))
+            except BaseException as error:  # its life has begun: without an end it would pass for a broken one
+                note_end(folder, USER_ERROR_EXIT, str(error) or "interrupted before anything had begun")
                 raise
             processes = role_processes(config, folder.path, launch_id, first)
             supervisor = Supervisor(
@@ -112,7 +112,7 @@ def train(
                     why = note_end(folder, code, supervisor.cause)
                     metrics.close()
             with suppress(UserError):  # of what cannot be looked at nothing is said
-                if code == 0 and not is_there(folder.path / "config.json"):
+                if code in (0, RUN_TAKEN_OVER_EXIT) and not is_there(folder.path / "config.json"):
                     code, why = RUN_TAKEN_OVER_EXIT, taken_over(folder.path, NOBODY)
             reason = why
             with suppress(OSError):  # what was saved is not known, then

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -266,7 +267,7 @@ def _read(path: Path) -> dict[str, Any]:
 def by_hand(folder: RunFolder, step: int | None = None) -> str:
     """What plays the games that were not."""
     which = "" if step is None else f" --step {step}"
-    return f"`dba3c evaluate {folder.path}{which}` does it"
+    return f"`dba3c evaluate {shlex.quote(str(folder.path))}{which}` does it"
 
 
 def report(played: Evaluation, metrics: MetricsWriter, say: Callable[[str], None]) -> None:

@@ -64,7 +64,8 @@ class ChartInterval:
         if record["kind"] == "episode" and record.get("score") is not None:
             self._scores.append(record["score"])
         if record["kind"] == "event":
-            return Event(event_line(record), record["step"], record["time_s"], str(record.get("film") or ""))
+            step = record["step"] or self.summary.step  # who takes no part in steps knows none
+            return Event(event_line(record), step, record["time_s"], str(record.get("film") or ""))
         return _evaluation_point(record) if record["kind"] == "evaluation" else None
 
     def take(self, now_s: float, per_worker: bool = True) -> dict[str, float]:

@@ -39,9 +39,9 @@ class TrackedRun:
     resumed: bool = False
     exported: bool = False
 
-    def id_from(self, variable: str) -> str:
-        """What this variable says, which names a live run, or the identity."""
-        return self.identity if self.exported else os.environ.get(variable, self.identity)
+    def said_by(self, variable: str, otherwise: str) -> str:
+        """What this variable says, which is of a live run; `otherwise` where it says nothing, and in an export."""
+        return otherwise if self.exported else os.environ.get(variable, otherwise)
 
     @classmethod
     def of(cls, run: RunFolder) -> TrackedRun:

@@ -232,13 +232,14 @@ class NeptuneSink:
         self._run: Any = None
 
     def open(self, run: TrackedRun) -> None:
-        os.environ.setdefault("NEPTUNE_DATA_DIRECTORY", str(run.folder / ".neptune"))
+        data = "NEPTUNE_DATA_DIRECTORY"
+        os.environ[data] = run.said_by(data, str(run.folder / ".neptune"))
         neptune = client("neptune", self.name)
         logging.getLogger("neptune").setLevel(logging.WARNING)
         self._run = neptune.init_run(
             mode=os.environ.get("NEPTUNE_MODE", "offline"),
             name=run.name,
-            custom_run_id=run.id_from("NEPTUNE_CUSTOM_RUN_ID"),
+            custom_run_id=run.said_by("NEPTUNE_CUSTOM_RUN_ID", run.identity),
             tags=list(run.tags),
             source_files=[],
             capture_stdout=False,
@@ -280,9 +281,9 @@ class WandbSink:
         wandb = self._client = client("wandb", self.name)
         self._run = wandb.init(
             mode=os.environ.get("WANDB_MODE", "offline"),
-            dir=os.environ.get("WANDB_DIR", str(run.folder)),
+            dir=run.said_by("WANDB_DIR", str(run.folder)),
             project=os.environ.get("WANDB_PROJECT", "dba3c"),
-            id=run.id_from("WANDB_RUN_ID"),
+            id=run.said_by("WANDB_RUN_ID", run.identity),
             resume="allow",
             name=run.name,
             config={"config": run.config, "facts": run.facts},

@@ -7,6 +7,7 @@ videos/step-N.mp4.json        its score, length, protocol, seed and the paramete
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -204,7 +205,8 @@ def recorder(process: RunProcess) -> str:
             except GamesAbandoned:
                 tell(f"step {trained.step}: gave up the film, since the run ended")
         if not tried and (steps := checkpoint_steps(folder.checkpoints)):
-            tell(f"the run ended before anything was filmed: `dba3c record {folder.path}` films step {steps[-1]}")
+            by_hand = f"`dba3c record {shlex.quote(str(folder.path))}`"
+            tell(f"the run ended before anything was filmed: {by_hand} films step {steps[-1]}")
     finally:
         metrics.close()
     return run_end() or "the run has ended"

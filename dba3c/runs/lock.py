@@ -267,12 +267,11 @@ class RunLock:
         while not self._released.wait(HEARTBEAT_S):
             if self.look() is not None:
                 return
-            if self._keeps:
-                # a full or absent file system: the next beat tries again
-                with contextlib.suppress(OSError, UserError):
-                    self.look_whether_deleted()
-                    if self.lost_to is None:
-                        self._refresh()
+            # a full or absent file system: the next beat tries again
+            with contextlib.suppress(OSError, UserError):
+                self.look_whether_deleted()
+                if self._keeps and self.lost_to is None:
+                    self._refresh()
 
     def look_whether_deleted(self) -> None:
         """A run that was there, in a folder that is; where that is missing, or another's mount point, the file system

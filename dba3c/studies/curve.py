@@ -1,9 +1,11 @@
 """A run's charts as columns: read from its records, or from the small curve.csv that was committed in their place."""
 
+import contextlib
 import csv
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.facts import goal_reached, stop_score
+from dba3c.metrics.sinks import flat_names
 from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import is_there, resolved, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
-from param_servers.errors import HAS_DIVERGED
+from param_servers.config import parse_schedule
+from param_servers.errors import HAS_DIVERGED, ConfigError
 
 _POINTS_EVERY_S = 5.0
+MAY_DIFFER = (
+    "run/seed", "run/run_dir", "run/track", "run/recorders", "run/recording_every", "run/evaluation_budget_s",
+    "exchange/keep_checkpoints", "exchange/listen_host", "exchange/interface", "exchange/port",
+    "exchange/step_timeout_s", "exchange/join_timeout_s", "exchange/reconnect_timeout_s",
+    "exchange/checkpoint_timeout_s", "environment/env_threads", "environment/environment_timeout_s",
+)  # fmt: skip
+"""What makes no run another one than the other seeds: what is kept of it, its threads, addresses and patience."""
+_SCHEDULES = ("algorithm/entropy_cost", "algorithm/policy_clip")
+"""As they were written: 1e-2 is 0.01."""
 
 
 class NothingRecorded(UserError):
@@ -245,3 +259,36 @@ def _read_csv(path: Path) -> list[dict[str, float]]:
         raise UserError(f"{path} is not a table of numbers: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Runs by configuration, seeds and folders aside. A group is named after its runs: no two may have one name."""
+    alike: dict[tuple[Any, ...], list[Curve]] = {}
+    for curve in curves:
+        options = sorted(
+            (key, _one_way_of_writing(key, value))
+            for key, value in flat_names(_as_of_today(curve.config))
+            if key not in MAY_DIFFER
+        )
+        alike.setdefault(tuple(options), []).append(curve)
+    groups: dict[str, list[Curve]] = {}
+    for members in alike.values():
+        name = members[0].name if len(members) == 1 else f"{members[0].name} … {members[-1].name}"
+        groups[name] = members
+    return groups
+
+
+def _as_of_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without options that are none any more, with the defaults of those that are new; as it is where it is no whole
+    configuration."""
+    with contextlib.suppress(UserError):
+        whole: Mapping[str, Any] = json.loads(TrainConfig.from_json(json.dumps(config)).to_json())
+        return whole
+    return config
+
+
+def _one_way_of_writing(key: str, value: Any) -> str:
+    if key in _SCHEDULES:
+        with contextlib.suppress(ConfigError):
+            return str(parse_schedule(str(value)))
+    return str(value)

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
-from dba3c.metrics.sinks import flat_names
 from dba3c.runs.files import printable, write_atomically
-from dba3c.studies.curve import Curve, check_chart, load_curves
+from dba3c.studies.curve import Curve, check_chart, group_by_configuration, load_curves
 from dba3c.studies.statistics import (
     FEWEST_OF_IQM,
     RANDOM_AND_HUMAN,
@@ -31,7 +30,6 @@ from dba3c.studies.statistics import (
     spread,
     spread_name,
 )
-from param_servers.config import parse_schedule
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours (2008), without their yellow, which is too light for lines."""
@@ -54,15 +52,6 @@ X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": 
 """Core-hours without more words are processor time; those held are progress/core_hours_held."""
 RANDOM_SCORES = {env_id: random for env_id, (random, _) in RANDOM_AND_HUMAN.items()} | {"CartPole-v1": 22.6}
 """Of random actions; CartPole's by playing 1,000 games."""
-MAY_DIFFER = (
-    "run/seed", "run/run_dir", "run/track", "run/recorders", "run/recording_every", "run/evaluation_budget_s",
-    "exchange/keep_checkpoints", "exchange/listen_host", "exchange/interface", "exchange/port",
-    "exchange/step_timeout_s", "exchange/join_timeout_s", "exchange/reconnect_timeout_s",
-    "exchange/checkpoint_timeout_s", "environment/env_threads", "environment/environment_timeout_s",
-)  # fmt: skip
-"""What makes no run another one than the other seeds: what is kept of it, its threads, addresses and patience."""
-_SCHEDULES = ("algorithm/entropy_cost", "algorithm/policy_clip")
-"""As they were written: 1e-2 is 0.01."""
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 
@@ -390,20 +379,3 @@ def common_goal(curves: Iterable[Curve], y: str) -> float | None:
     """The stop score that these runs share, where their scores are drawn."""
     goals = {curve.stop_score for curve in curves}
     return goals.pop() if len(goals) == 1 and y.startswith("score/") else None
-
-
-def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Runs by configuration, seeds and folders aside. A group is named after its runs: no two may have one name."""
-    alike: dict[tuple[Any, ...], list[Curve]] = {}
-    for curve in curves:
-        options = sorted(
-            (key, str(parse_schedule(str(value)) if key in _SCHEDULES else value))
-            for key, value in flat_names(curve.config)
-            if key not in MAY_DIFFER
-        )
-        alike.setdefault(tuple(options), []).append(curve)
-    groups: dict[str, list[Curve]] = {}
-    for members in alike.values():
-        name = members[0].name if len(members) == 1 else f"{members[0].name} … {members[-1].name}"
-        groups[name] = members
-    return groups

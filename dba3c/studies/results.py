@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.curve import Curve, downsample, load_curve, refuse_a_run
-from dba3c.studies.figures import group_by_configuration
+from dba3c.studies.curve import Curve, downsample, group_by_configuration, load_curve, refuse_a_run
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
 from dba3c.studies.study import OVER, Study, StudyPoint, StudyRun, load, save_trial
 

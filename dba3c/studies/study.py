@@ -66,8 +66,8 @@ class StudyRun:
                 return "missing"
             folder = RunFolder.open(self.folder)
             state = folder.status()
-            ended = folder.life()["ended"] if state == "finished" else {}
-        except UserError as error:
+            ended = folder.life().get("ended", {}) if state == "finished" else {}
+        except (UserError, OSError) as error:
             return f"unreadable ({error})"
         if str(ended.get("reason")).endswith(HAS_DIVERGED):
             return "diverged"

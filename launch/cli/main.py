@@ -42,6 +42,12 @@ COMMANDS = {
 }
 """Each command's function."""
 
+NO_ROOM = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "cannot write"),
+    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), "the system refuses"),
+}
+"""Errors without a file's name that no code could have avoided."""
+
 FEWEST_COLUMNS = 40
 """In fewer than a box's frame takes, tyro would look for room without an end."""
 
@@ -131,9 +137,9 @@ def _run(arguments: Sequence[str]) -> int:
         if error.filename is None and error.errno == errno.ENOENT and not _is_somewhere():
             print("dba3c: the current directory was deleted: cd to one that is there", file=sys.stderr)
             return USER_ERROR_EXIT
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None and error.errno not in NO_ROOM:
             raise
-        print(f"dba3c: {error.filename or 'cannot write'}: {error.strerror}", file=sys.stderr)
+        print(f"dba3c: {error.filename or NO_ROOM[error.errno]}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
     except KeyboardInterrupt:  # where nothing has begun that a checkpoint could save
         print("dba3c: interrupted", file=sys.stderr)

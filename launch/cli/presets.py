@@ -248,7 +248,6 @@ def ppo(env_id: str, workers: int) -> TrainConfig:
             optimizer="adam", learning_rate=f"linear:2.5e-4->0@{PPO_DATA_POINTS}", epsilon=1e-5, clip_norm=0.5
         ),
         exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
-        run=RunConfig(total_frames=round(PPO_DATA_POINTS * environment.frames_per_step)),
     )
 
 

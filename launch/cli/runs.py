@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shlex
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ def watch(words: Sequence[str]) -> int:
     """dba3c watch RUN"""
     what = "Look at a live or finished run, on its machine or over a shared file system."
     run = parse(OneRun, words, "dba3c watch", what).run
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the terminal's cursor comes back
     status = live_view.watch(run)
     folder = RunFolder(run)
     if ended := folder.life().get("ended"):
@@ -175,8 +177,8 @@ def watch(words: Sequence[str]) -> int:
     elif status == "broken":
         saved = max(checkpoint_steps(folder.checkpoints), default=0)
         job = controller.next_life(folder.path)
-        but = f", but {job}" if job else ""
-        print(f"this run is broken, its launch is gone: dba3c resume {run} goes on from step {saved:,}{but}")
+        but, named = f", but {job}" if job else "", shlex.quote(str(run))
+        print(f"this run is broken, its launch is gone: dba3c resume {named} goes on from step {saved:,}{but}")
     return 0 if status in ("live", "finished", "stopped") else 1
 
 

@@ -254,11 +254,17 @@ def run_all(runs: Sequence[StudyRun], train: Callable[[Sequence[str]], int] = tr
             failed += [run.name] if state.startswith("unreadable") else []
             others += [run] if state == "live" else []
             continue
-        left_s = (time.monotonic() - began_s) / max(1, new) * (len(runs) - number + 1)
+        to_do = sum(ahead.state() not in OVER for ahead in runs[number - 1 :])
+        left_s = (time.monotonic() - began_s) / max(1, new) * to_do
         left = f", about {left_s / 60:.0f} min left" if new else ""
         print(f"{which}: {'starts' if state == 'missing' else 'resumed'}{left}", flush=True)
-        code = train(train_command(run, resume=state != "missing"))
         new += 1
+        try:
+            code = train(train_command(run, resume=state != "missing"))
+        except OSError as error:  # no process, no memory
+            print(f"{which}: cannot be started ({error.strerror}), going on with the next", flush=True)
+            failed.append(run.name)
+            continue
         if code - 128 in STOP_SIGNALS:
             print("interrupted: the same command goes on from here", flush=True)
             return code

@@ -78,8 +78,9 @@ def sweep(words: Sequence[str]) -> int:
         code = search(declared, declared.search, folder, trial_of(arguments.task, declared.search.trials))
     if not (arguments.list or arguments.slurm or arguments.task is not None or code - 128 in STOP_SIGNALS):
         results = read_results(folder)
+        print(*told(results), sep="\n")  # first: the disk may have no room for the figure
         written = plot_study(folder, results=results)
-        print(*told(results), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
+        print(f"figure and page: {written[0]}, {written[-1]}")
     return code
 
 

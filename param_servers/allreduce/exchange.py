@@ -150,7 +150,7 @@ class AllReduceExchange:
         if reason:
             self._gradient.zero_()
         else:
-            self._gradient.copy_(gradient)
+            self._gradient.copy_(gradient.detach())  # not into its graph
         stop = self._asked_to_stop() if self._collective.rank == 0 else 0
         digest = digest_of(replica.shard.parameters) if replica.step % COMPARE_EVERY_STEPS == 0 else 0
         own = StepRow(0 if reason else data_points, bool(reason), stop, replica.step, digest)
@@ -229,8 +229,10 @@ class AllReduceExchange:
     def close(self) -> None:
         self._report.maybe(last=True)
         self._collective.close()  # first: the others fail at once
-        if self._collective.rank == 0 and self._ended is None and not self._saved and (lost := self.replica.finish()):
-            self.replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
+        if self._collective.rank == 0 and self._ended is None and not self._saved:
+            self._saved = True  # or it was tried, which is enough
+            if lost := self.replica.finish():
+                self.replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
         self.replica.close()
 
 

@@ -52,9 +52,19 @@ from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.audit import AuditLog
 from param_servers.timeouts import GOODBYE_S, NAP_S, Redial, clock_of_a_loop
 from param_servers.wire.frames import Event, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_process_token
+from param_servers.wire.handshake import Hello, Peer, Role, check_secret, incarnation_or_new, new_process_token
 from param_servers.wire.hub import WakeableHub
-from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, control_payload, text_of, unpack_rows
+from param_servers.wire.messages import (
+    RECIPIENT,
+    Code,
+    Header,
+    Kind,
+    Row,
+    check_data_points,
+    control_payload,
+    text_of,
+    unpack_rows,
+)
 from param_servers.wire.tcp_sockets import listen_address
 
 CHIEF = Peer(Role.SERVER, 0)
@@ -103,7 +113,7 @@ class MajorityExchange:
         self.rank = rank
         config = exchange_config
         check_secret(secret)
-        incarnation = new_incarnation() if incarnation is None else incarnation
+        incarnation = incarnation_or_new(incarnation)
         host = listen_address(config.listen_host, config.interface)  # its errors here, not in a thread
         self.replica = replica = Replica(layout, initial_parameters, optimizer_config, config, checkpoint_dir, on_event)
         on_report = on_report if rank == 0 else unread
@@ -154,6 +164,7 @@ class MajorityExchange:
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         data_points, earlier = whole(data_points), self._shared.waiting
+        check_data_points(data_points)  # rank 0 closes the link of whoever says more, and is taken for lost
         if earlier is not None:  # it was interrupted, and the chief may be about to count it
             self._shared.answer(earlier.step)
         refused = self._shared.offer(gradient, step, data_points)

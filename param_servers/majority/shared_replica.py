@@ -78,7 +78,7 @@ class SharedReplica:
             reason = refusal(gradient, step, self._replica)
             if reason:
                 return Receipt(False, self._replica.step, reason)
-            self._gradient.copy_(gradient)
+            self._gradient.copy_(gradient.detach())  # not into its graph
             self._waiting = WaitingPush(Row(self._rank, self._incarnation, self._sequence), step, data_points)
             return None
 

@@ -24,7 +24,7 @@ from param_servers.servers.client_state import ClientState, Push
 from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
 from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_process_token
+from param_servers.wire.handshake import Hello, Peer, Role, check_secret, incarnation_or_new, new_process_token
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import MOST_RANK, Code, Header, Kind, check_data_points, control_payload, text_of
 from param_servers.wire.tcp_sockets import LOOPBACK
@@ -47,7 +47,7 @@ class ServersExchange:
         hub, clock: others than TCP and time: a simulation has its own, and calls neither `pull` nor what waits as it.
 
     Raises:
-        ConfigError: the secret is too short, or `worker` is no whole number from 0 to MOST_RANK.
+        ConfigError: the secret is too short, or `worker` or `incarnation` is no whole number of 32 bits.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ServersExchange:
         self.worker = whole(worker, "worker")
         if self.worker > MOST_RANK:
             raise ConfigError(f"worker must be a rank of at most {MOST_RANK}, got {worker}")
-        self.incarnation = new_incarnation() if incarnation is None else incarnation
+        self.incarnation = incarnation_or_new(incarnation)
         self.state = ClientState(plan, exchange_config.exchange == "async")
         self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
         self.stopped: tuple[str, bool] | None = None

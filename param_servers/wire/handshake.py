@@ -31,6 +31,7 @@ _HELLO_MAGIC, _CHALLENGE_MAGIC, _VERDICT_MAGIC = b"D3HI", b"D3CH", b"D3OK"
 LEAST_SECRET_BYTES = 16
 MOST_TERM = (1 << 31) - 1
 """The newest term that a process may claim to have seen: servers go on from it, and must never reach 2³²."""
+_MOST_INCARNATION = (1 << 32) - 1
 _EPOCH_S = 1_735_689_600  # 2025 began
 _newest_incarnation, _drawing = 0, threading.Lock()
 
@@ -39,6 +40,15 @@ def check_secret(secret: bytes) -> None:
     """Raises ConfigError when it is so short that it could be guessed."""
     if len(secret) < LEAST_SECRET_BYTES:
         raise ConfigError(f"a run's secret must have at least {LEAST_SECRET_BYTES} bytes, got {len(secret)}")
+
+
+def incarnation_or_new(given: int | None) -> int:
+    """`given`, or a new one. Raises ConfigError when no `Hello` has room for it."""
+    if given is None:
+        return new_incarnation()
+    if not 0 <= given <= _MOST_INCARNATION:
+        raise ConfigError(f"an incarnation is a number from 0 to {_MOST_INCARNATION}, got {given}")
+    return given
 
 
 def new_incarnation() -> int:

@@ -259,6 +259,12 @@ def test_a_worker_that_is_no_rank_is_refused(wrong: dict[str, Any]) -> None:
         connect(torch.nn.Linear(3, 1), ("127.0.0.1", 7902), secret=bytes(32), **wrong)
 
 
+@pytest.mark.parametrize("wrong", [-1, 1 << 32])
+def test_an_incarnation_that_no_header_has_room_for_is_refused(wrong: int) -> None:
+    with pytest.raises(ConfigError, match=f"^an incarnation is a number from 0 to 4294967295, got {wrong}$"):
+        connect(torch.nn.Linear(3, 1), ("127.0.0.1", 7902), secret=bytes(32), incarnation=wrong)
+
+
 def test_a_shared_secret_is_drawn_once_and_refused_where_others_may_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

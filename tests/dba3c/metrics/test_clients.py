@@ -231,10 +231,10 @@ def test_runs_that_make_mlflows_experiment_at_the_same_time_share_it(make_up_run
 def test_an_export_is_another_run_there_though_a_variable_names_the_live_one(make_up_run, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "live")
     tracked = TrackedRun.of(make_up_run(seconds=2))
-    assert tracked.id_from("WANDB_RUN_ID") == "live"
-    assert replace(tracked, exported=True).id_from("WANDB_RUN_ID") == tracked.identity
+    assert tracked.said_by("WANDB_RUN_ID", tracked.identity) == "live"
+    assert replace(tracked, exported=True).said_by("WANDB_RUN_ID", tracked.identity) == tracked.identity
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert tracked.id_from("WANDB_RUN_ID") == tracked.identity
+    assert tracked.said_by("WANDB_RUN_ID", tracked.identity) == tracked.identity
 
 
 def check_mlflow(client):

@@ -391,6 +391,14 @@ def test_a_rank_of_an_all_reduce_is_as_busy_as_its_steps_say_whatever_its_report
     assert sections == {"sections/worker_environment": 0.7, "sections/worker_pushing": 0.3}
 
 
+def test_an_event_of_who_takes_no_part_in_steps_is_drawn_at_the_run_s():
+    interval = ChartInterval(RunSummary(FACTS))
+    interval.add(record("step", 1.0, step=96, accepted=1))
+    stopping = record("event", 2.0, role="monitor", step=0, event="stopping", message="mean score 300 reached 300")
+    assert interval.add(stopping).step == 96
+    assert interval.add(record("event", 2.0, role="server", step=40, event="checkpoint", message="written")).step == 40
+
+
 def test_an_evaluation_is_drawn_at_the_step_of_its_checkpoint():
     evaluated = record("evaluation", 9.0, step=90, checkpoint_step=80, games=5, mean=3.0, iqm=None)
     point = ChartInterval(RunSummary(FACTS)).add(evaluated)

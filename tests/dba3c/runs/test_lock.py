@@ -82,6 +82,20 @@ def test_a_run_that_somebody_deletes_is_lost_and_says_so(tmp_path, monkeypatch):
     run.release()
 
 
+def test_a_process_that_follows_a_launch_misses_a_deleted_run_by_itself(tmp_path, monkeypatch):
+    """As a role does whose launch is a Python program, which goes on."""
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 0.05)
+    run, told = RunFolder.create(tmp_path / "run", {}), []
+    followed = RunLock(run.path, run.lock.holder, keeps=False)
+    followed.when_lost(told.append)
+    wait_until(lambda: followed._device is not None, "a look at the folder")
+    run.release()
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    followed._thread.join(timeout=10)
+    assert told == [lock.NOBODY]
+
+
 def test_a_run_that_is_deleted_before_its_first_heartbeat_is_lost_too(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", -1.0)
     with RunFolder.create(tmp_path / "run", {}) as run:

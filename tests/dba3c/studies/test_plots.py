@@ -1,6 +1,7 @@
 """Figures and committed data, from run folders alone."""
 
 import dataclasses
+import json
 import re
 import xml.etree.ElementTree
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
@@ -173,6 +175,16 @@ def test_runs_of_one_configuration_are_seeds_of_one_line_whatever_is_kept_of_the
         "a … c": ["a", "c"],
         "b": ["b"],
     }
+
+
+def test_seeds_are_of_one_line_though_some_were_run_when_options_were_others():
+    config, older = (json.loads(TrainConfig().to_json()) for _ in range(2))
+    older["exchange"]["when_workers_lost"] = "shrink"  # the only one of its values that was ever used
+    del older["optimizer"]["decay"]
+    curves = [dataclasses.replace(curve_of([1.0, 2.0], name), config=of) for name, of in (("a", older), ("b", config))]
+    assert list(group_by_configuration(curves)) == ["a … b"]
+    broken = [dataclasses.replace(c, config={"algorithm": {"entropy_cost": "by hand"}}) for c in curves]
+    assert list(group_by_configuration(broken)) == ["a … b"]
 
 
 def test_a_legend_of_many_lines_leaves_the_axes_their_room(tmp_path, recwarn):

@@ -1,7 +1,9 @@
 """dba3c study: what is started, what is left alone, and the job array."""
 
+import errno
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +64,24 @@ def test_a_run_that_fails_costs_a_line_and_the_exit_code_but_not_the_others(runs
     told = capsys.readouterr()
     assert "not finished" not in told.err
     assert "servers-2/seed-0: failed with exit 1, going on" in told.out and "1 of 4 runs failed" in told.err
+
+
+def test_a_run_for_which_there_is_no_process_costs_a_line_too(runs, capsys):
+    def refused(command):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    assert run_all(runs[:2], refused) == 1
+    told = capsys.readouterr()
+    assert told.out.count("cannot be started (Resource temporarily unavailable), going on with the next") == 2
+    assert "2 of 2 runs failed" in told.err
+
+
+def test_the_time_that_is_left_is_of_runs_that_are_to_be_done(runs, capsys, monkeypatch):
+    now_s = iter(range(0, 6000, 600))
+    monkeypatch.setattr("launch.cli.study.time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    ended(runs[2], "finished")
+    assert run_all(runs[:4], training(runs[:4])) == 0
+    assert "starts, about 40 min left" in capsys.readouterr().out
 
 
 def test_a_run_that_diverged_has_come_to_its_end_and_is_not_trained_again(runs, capsys):

@@ -129,6 +129,38 @@ def test_a_rank_0_that_leaves_unasked_with_nobody_left_writes_a_checkpoint(run_r
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-3"]
 
 
+def test_a_last_checkpoint_that_cannot_be_written_is_tried_once_however_often_an_exchange_is_closed(
+    run_ranks, tmp_path, monkeypatch
+):
+    def full(*given):
+        raise OSError("no space left")
+
+    def body(collective):
+        told = []
+        worker = exchange(collective, checkpoint_dir=tmp_path, on_event=told.append)
+        monkeypatch.setattr("param_servers.checkpoint.writer.write_shard", full)
+        train(worker, 0, 3)
+        worker.close()
+        worker.close()
+        return [event["message"] for event in told]
+
+    (told,) = run_ranks(1, body)
+    assert told == [
+        "checkpoint of step 3 failed: no space left; training goes on",
+        "rank 0 leaves; the last checkpoint could not be written (no space left): all steps since 0 are lost",
+    ]
+
+
+def test_a_gradient_of_a_graph_is_summed_without_it(run_ranks):
+    def body(collective):
+        worker = exchange(collective)
+        pulled = worker.pull()
+        assert worker.push(torch.ones(LAYOUT.numel, requires_grad=True) * 2, pulled.step, 5).accepted
+        return worker._buffer.requires_grad
+
+    assert run_ranks(1, body) == [False]
+
+
 def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks_with_a_checkpoint(run_ranks, tmp_path):
     def body(collective):
         worker = exchange(collective, checkpoint_dir=tmp_path)

@@ -10,7 +10,7 @@ import torch
 
 from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
-from param_servers.errors import Diverged, ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import BadMessage, Diverged, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import MOST_REJECTED, Receipt, never, unread
 from param_servers.layout import FlatLayout
 from param_servers.majority.chief import MajorityChief
@@ -35,6 +35,13 @@ def test_a_late_rank_holds_up_nobody_and_its_gradient_is_answered_as_stale(start
         pulled = run.newest(rank, 2)
         assert torch.equal(pulled.parameters, reference([[0, 1], [1, 2]]))
         assert (pulled.step, pulled.data_points) == (2, 40)
+
+
+def test_more_data_points_than_a_gradient_may_have_are_their_rank_s_error_and_the_run_goes_on(start):
+    run = start(2).start(0, 1)
+    with pytest.raises(BadMessage, match="^a gradient over 4294967297 data points$"):
+        run.ranks[1].push(gradient(1, 0), run.ranks[1].pull().step, 2**32 + 1)
+    assert all(receipts[-1].accepted for receipts in run.together([0, 1]).values())
 
 
 def test_a_rank_that_dies_between_steps_is_replaced_by_the_backup_rank(start):

@@ -50,6 +50,12 @@ def test_a_member_adds_its_gradient_and_is_accepted(shared):
     assert shared.answer(0) == Receipt(True, 1)
 
 
+def test_a_gradient_of_a_graph_is_not_kept_with_it(shared):
+    shared.offer(torch.ones(3, requires_grad=True) * 2, 0, 5)
+    assert sum_step(shared, 0, OTHER, own(1)) == [2, 2, 2]
+    assert not shared._gradient.requires_grad
+
+
 def test_who_is_no_member_adds_zeros_and_is_stale(shared):
     shared.offer(torch.ones(3), 0, 5)
     assert sum_step(shared, 0, OTHER) == [0, 0, 0]
