@@ -314,9 +314,10 @@ of the newest machine); *busy* (`own_share`), the share of this machine's proces
 `server_cores`, what the busiest server would need on a real host with such cores: beyond 1, one thread is slower \
 than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s \
 64 servers beside 64 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` \
-has the arithmetic). With DBA3C's network at 10 Gbit/s eight servers have 2, 4, 16 and 64 workers only; \
-all-reduce over MPI and Horovod was measured with the small network at 1 Gbit/s (1.33 and \
-6.7 MB: the table beside others). **Dedicated servers of 35 workers and more are faster since 30 November**: whoever \
+has the arithmetic). Over Horovod there is as much as this machine can hold: its threads ask each other every 0.1 ms \
+of the cluster whether all have something to sum, so at 10 Gbit/s, where a step is mostly computing, 16 ranks of the \
+small network took 61 % of it at D = 320, 32 ranks 83 % and 8 of Nature's at D = 160 66 % (†); with DBA3C's network, \
+which computes ten times as long, two ranks were measured. **Dedicated servers of 35 workers and more are faster since 30 November**: whoever \
 is far ahead waits for the slowest (`lead_bytes` of `param_servers/servers/cut_through.py`). With 64 workers at 1 \
 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 \
 and 1.09). Measured before that, and not again: those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to \
