@@ -43,6 +43,9 @@ from launch.cli.study import train, train_command
 from param_servers.checkpoint.files import publish, write_shard
 from param_servers.layout import plan_shards
 
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Pythons before 3.11.4 know no filter; what is unpacked is our own."""
+
 
 def chosen(names: Iterable[str]) -> tuple[Entry, ...]:
     """Those whose label begins with one of the names, part by part; without names all.
@@ -150,7 +153,7 @@ def unpack(entry: Entry) -> None:
     part = entry.run.folder.with_name(f"{entry.run.folder.name}.part")  # half a run would begin anew
     shutil.rmtree(part, ignore_errors=True)
     with tarfile.open(entry.packed) as archive:
-        archive.extractall(part, filter="data")
+        archive.extractall(part, **SAFELY)
     part.rename(entry.run.folder)
 
 
