@@ -141,7 +141,7 @@ def run_rank(
                     return code
             if code == 0 and place.launcher == TORCHRUN and lost_its_launcher(folder):
                 code = RUN_BROKEN_EXIT  # with 0 its torchrun would not take part when the others start anew
-            elif first_node is not None and first_node.is_lost():
+            elif first_node is not None and (first_node.turns_out_lost() if code else first_node.is_lost()):
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
     return code

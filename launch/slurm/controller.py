@@ -225,6 +225,21 @@ class FirstNode:
             self._beats = []
             return False
 
+    def turns_out_lost(self, look_s: float = 2.0) -> bool:
+        """As `is_lost`, of a rank that has failed before that could be known: waits until it is, or somebody is alive.
+
+        A failure of any other cause costs two looks at most: the script's lock lives on, as its srun waits for us.
+        """
+        until_s, first = self._now_s() + HEARTBEAT_LOST_S + 2 * BETWEEN_LOOKS_S, None
+        while not self.is_lost():
+            first = first or self._beats
+            script_is_there = not first or first[0] is not None
+            alive = bool(self._beats) and self._beats != first
+            if alive or not script_is_there or self._now_s() >= until_s:
+                return False
+            time.sleep(look_s)
+        return True
+
 
 def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:
     """Have Slurm start the job again, or end it where it may not; of many ranks one does it, and where that one cannot,

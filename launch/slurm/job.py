@@ -117,7 +117,8 @@ class SlurmJob:
             if signal.SIGTERM not in self._heard or not controller.was_cancelled(self.environ):
                 return requeue(self.environ)
             _say("cancelled since the warning: not requeued")
-        if ended and signal.SIGTERM.name in ended["reason"] and controller.was_preempted(self.environ):
+        told = ended["reason"] if ended else signal.SIGTERM.name  # who hears it before the run has begun says nothing
+        if signal.SIGTERM.name in told and controller.was_preempted(self.environ):
             return requeue(self.environ)  # Slurm would at the end of the GraceTime: too late for a job that ends
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,17 @@ class Watched:
             self.now_s += after_s / looks
             found = self._first_node.is_lost()
         return found
+
+    def turns_out_lost(self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Whether it does, while a rank that has failed looks every two seconds."""
+
+        def sleep(seconds: float) -> None:
+            self.now_s += seconds
+            meanwhile()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(controller, "time", SimpleNamespace(sleep=sleep))
+            return self._first_node.turns_out_lost()
 
 
 def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(
@@ -126,6 +138,32 @@ def test_a_first_node_is_not_lost_to_a_rank_that_was_suspended_or_has_another_id
     beat(60)
     assert not first_node.is_lost(after_s=50.0)
     assert first_node.is_lost(after_s=20.0)
+
+
+def test_a_rank_that_fails_at_once_waits_until_it_knows_whether_its_first_node_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
+    run_dir = tmp_path / "run"
+    chief = RunFolder.create(run_dir, {})
+    first_node = Watched(run_dir)
+    assert not first_node.turns_out_lost(monkeypatch)
+    assert first_node.now_s == 0.0  # no script: nobody is to be asked
+    script = controller.hold(run_dir)
+    controller.note_job(run_dir, JOB)
+    script_s = iter(range(1, 100))
+
+    def beat() -> None:
+        os.utime(run_dir / controller.FOLDER / LOCK_NAME, (next(script_s),) * 2)
+
+    assert not first_node.turns_out_lost(monkeypatch, beat)
+    assert first_node.now_s == 2.0  # the script lives
+    die(run_dir / controller.FOLDER)
+    die(run_dir)
+    assert first_node.turns_out_lost(monkeypatch)
+    assert run_lock.HEARTBEAT_LOST_S <= first_node.now_s <= run_lock.HEARTBEAT_LOST_S + 6.0
+    chief.release()
+    script.release()
 
 
 def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(

@@ -158,6 +158,16 @@ def test_a_run_that_ends_within_the_grace_of_a_preemption_is_requeued_and_one_th
     assert asked(tmp_path) == ["scontrol show job --oneliner 7_2", *["scontrol requeue 7_2"] * requeued]
 
 
+@pytest.mark.parametrize(("preempted", "code", "requeued"), [("None", 128 + 15, 0), ("2026-12-01T01:13:45", 0, 1)])
+def test_a_job_that_is_preempted_before_its_run_has_begun_is_requeued(
+    tmp_path: Path, fake: Fake, preempted: str, code: int, requeued: int
+) -> None:
+    fake("scontrol", f"echo JobId=7 PreemptEligibleTime=2026-12-01T01:13:40 PreemptTime={preempted} SuspendTime=None")
+    told = [sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"]  # a rank that still imports
+    assert SlurmJob(tmp_path / "run", told, TASK, LostNodes({}, tmp_path / "run", ["dba3c"])).run() == code
+    assert asked(tmp_path) == ["scontrol show job --oneliner 7_2", *["scontrol requeue 7_2"] * requeued]
+
+
 def test_a_job_that_is_not_requeued_fails_and_says_how_to_go_on(
     tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
