@@ -30,7 +30,7 @@ class StatisticsKeeper:
     def __init__(self, process: RunProcess, role: str, groups: list[VectorEnvironment]) -> None:
         normalized = [group for group in groups if isinstance(group, NormalizedObservations)]
         self._statistics = normalized[0].statistics if normalized else None
-        self._run, self._life = process.folder.path, process.folder.life_number()
+        self._run, self._life = process.folder.path, process.folder.launch_number()
         self._name = f"{role}-{process.rank}" + (f".{process.lane}" if process.lane else "")
         self._every = process.config.exchange.checkpoint_every_steps
         self._resumed_step: int | None = None

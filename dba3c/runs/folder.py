@@ -82,7 +82,7 @@ class RunFolder:
                     (folder / name).mkdir(exist_ok=True)
             check_writable(run.checkpoints)
             run.secret()
-            run._forget_last_life()
+            run._forget_last_life(life.get("launch_id", ""))
             if config is not None:
                 text = config if isinstance(config, str) else json.dumps(config, indent=2)
                 write_atomically(folder / "config.json", text.rstrip("\n") + "\n")
@@ -244,15 +244,29 @@ class RunFolder:
         """0 in a run's first life, one more each time it is resumed."""
         return max(0, len(self.meta().get("lives", [])) - 1)
 
+    def launch_number(self) -> int:
+        """As `life_number`, but that a chief which comes back begins a life of the same launch: it counts from the
+        first of them."""
+        lives = self.meta().get("lives") or [{}]
+        launch_id, first = lives[-1].get("launch_id"), len(lives) - 1
+        while launch_id and first and lives[first - 1].get("launch_id") == launch_id:
+            first -= 1
+        return first
+
     def status(self) -> str:
         """ "live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""
         if "ended" not in self.life() and living_holder(self.path) is not None:
             return "live"
         return "finished" if "ended" in self.life() else "broken"  # it may have ended between the first two looks
 
-    def _forget_last_life(self) -> None:
-        """What belonged to the last life only: addresses of dead processes, who failed, and why it was stopped."""
-        for entry in (*self.rendezvous.iterdir(), *self.path.glob("logs/failure-*.json")):
+    def _forget_last_life(self, launch_id: str) -> None:
+        """What belonged to the last life only: addresses of dead processes, who failed, and why it was stopped.
+
+        Those of who outlived the chief of a launch that goes on still hold: nobody publishes an address twice.
+        """
+        goes_on = bool(launch_id) and self.life().get("launch_id") == launch_id
+        old = self.rendezvous.glob("left-*.json") if goes_on else self.rendezvous.iterdir()
+        for entry in (*old, *self.path.glob("logs/failure-*.json")):
             entry.unlink(missing_ok=True)
         reason = self.stop_reason()
         if reason is not None:

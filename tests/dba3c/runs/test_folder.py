@@ -197,6 +197,24 @@ def test_a_resumed_run_forgets_why_it_was_stopped_and_who_listened(tmp_path):
         assert again.meta()["lives"][0]["stop_reason"] == "enough"
 
 
+def test_a_chief_that_comes_back_leaves_the_addresses_of_those_who_went_on(tmp_path):
+    found = []
+    for number, launch_id in enumerate(["one", "one", "two"]):
+        with RunFolder.launch(tmp_path / "run", None if number else "{}", number > 0, launch_id=launch_id) as run:
+            found.append([path.stem for path in run.rendezvous.iterdir()])
+            run.publish("learner-0", {"host": "n1", "port": 7, "incarnation": 0})
+            run.note_left("server", 0)
+    assert found == [[], ["learner-0"], []]
+
+
+def test_lives_of_one_launch_count_as_one_for_who_outlives_its_chief(tmp_path):
+    numbers = []
+    for number, launch_id in enumerate(["", "", "one", "one", "one", "two"]):
+        with RunFolder.launch(tmp_path / "run", None if number else "{}", number > 0, launch_id=launch_id) as run:
+            numbers.append((run.life_number(), run.launch_number()))
+    assert numbers == [(0, 0), (1, 1), (2, 2), (3, 2), (4, 2), (5, 5)]
+
+
 def test_a_file_where_logs_should_be_is_refused_before_anything_is_changed(tmp_path):
     finished_run(tmp_path / "run")
     (tmp_path / "run" / "logs").rmdir()
