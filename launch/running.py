@@ -230,7 +230,8 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
         trains |= {"decides": False, "drain_timeout_s": DRAIN_TIMEOUT_S}
     helps: dict[str, Any] = {"max_restarts": RESTARTS, "essential": False, "decides": False}
     budget_s = config.run.evaluation_budget_s if counts["evaluators"] else 0.0
-    reads = {**helps, "drain_timeout_s": DRAIN_TIMEOUT_S + budget_s}
+    # the two windows: how long all have to be silent before a monitor takes what it has for all (`RunEnd`)
+    reads = {**helps, "drain_timeout_s": DRAIN_TIMEOUT_S + budget_s + 2 * config.record_window_s}
     kinds = {"server": server, "worker": trains, "learner": trains, "actor": helps}
     kinds |= {"evaluator": reads, "recorder": reads, "monitor": reads | {"missed": _missed_without_monitor(config)}}
     return [

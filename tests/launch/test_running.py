@@ -12,21 +12,31 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.roles import PER_START
-from dba3c.runs.ending import STOP_COMMAND
+from dba3c.runs.ending import STOP_COMMAND, RunEnd
 from dba3c.runs.folder import RunFolder
 from launch import rank as launch_rank
 from launch import running
 from launch.cli.options import parse_train
 from launch.cli.runs import resume, run_dir_of, train_as_rank
 from launch.cluster.launchers import LaunchPlace
-from launch.running import first_incarnation, starts_before
+from launch.running import first_incarnation, role_processes, starts_before
 
 
 def test_two_launches_of_one_second_have_a_folder_each() -> None:
     config = parse_train(["breakout"]).config(2)
     assert run_dir_of(config, goes_on=False) != run_dir_of(config, goes_on=False)
+
+
+def test_a_monitor_has_the_time_to_wait_for_the_windows_of_all_lanes(tmp_path: Path) -> None:
+    many = replace_options(TrainConfig(), exchange="allreduce", num_workers=64, lanes=16, envs_per_worker=16)
+    with RunFolder.create(tmp_path / "run", many.to_json()) as folder:
+        (monitor,) = (part for part in role_processes(many, folder.path, "") if part.role == "monitor")
+        over = RunEnd(folder, look_s=0.0)
+        folder.request_stop("enough")
+        assert over.nothing_more_comes(silent_s=monitor.drain_timeout_s - 10.0)
 
 
 def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Path) -> None:
