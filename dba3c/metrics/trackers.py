@@ -5,8 +5,9 @@ import json
 import logging
 import math
 import os
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,20 @@ class TensorBoardSink:
         self._run = run
         self._begun = False
         self._step = math.inf if run.resumed else 0.0  # of the run's newest point; an earlier life had any
+        self._held: list[
+            tuple[str, int, float]
+        ] = []  # events before that is known: at the undone step they would be cut off
+        if not run.resumed:
+            self._start(0, time.time())  # TensorBoard takes a run's second start for a restart, never its first
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
         evaluated = any(tag.startswith("score/evaluation_") for tag in values)  # an older checkpoint: undoes nothing
         rolled_back = not evaluated and step < self._step
         if rolled_back or not self._begun:
             self._begin(step, time_s, rolled_back)
-        self._step = self._step if evaluated else step
+        if not evaluated:
+            self._step = step
+            self._write_held(step)
         pb = self._pb
         scalars = [pb.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(pb.Summary(value=scalars), step, time_s)
@@ -98,8 +106,7 @@ class TensorBoardSink:
     def _begin(self, step: int, time_s: float, rolled_back: bool) -> None:
         self._begun = True
         if rolled_back:  # TensorBoard then forgets what was drawn from this step on, also the texts below if they were
-            start = self._event_pb.SessionLog(status=self._event_pb.SessionLog.START)
-            self._writer.add_event(self._event_pb.Event(session_log=start, step=step, wall_time=time_s))
+            self._start(step, time_s)
         tree = json.dumps({"config": self._run.config, "facts": self._run.facts}, indent=2, default=str)
         self._text("run", f"```\n{tree}\n```", step, time_s)
         self._layout(step, time_s)
@@ -124,7 +131,14 @@ class TensorBoardSink:
         self._add(row, step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
-        self._text("events", message, step, time_s)
+        self._held.append((message, step, time_s))
+        if self._step != math.inf:
+            self._write_held(math.inf)
+
+    def _write_held(self, now_at: float) -> None:
+        for message, step, time_s in self._held:
+            self._text("events", message, int(min(step, now_at)), time_s)
+        self._held.clear()
 
     def film(self, path: Path, step: int, time_s: float) -> None:
         encoded = path.read_bytes()
@@ -133,7 +147,12 @@ class TensorBoardSink:
         self._add(self._pb.Summary(value=[self._pb.Summary.Value(tag="film", image=image)]), step, time_s)
 
     def close(self) -> None:
+        self._write_held(math.inf)
         self._writer.close()
+
+    def _start(self, step: int, time_s: float) -> None:
+        start = self._event_pb.SessionLog(status=self._event_pb.SessionLog.START)
+        self._writer.add_event(self._event_pb.Event(session_log=start, step=step, wall_time=time_s))
 
     def _text(self, tag: str, text: str, step: int, time_s: float) -> None:
         self._add(client("tensorboard.plugins.text.summary_v2", self.name).text_pb(tag, text), step, time_s)
@@ -190,16 +209,23 @@ class MLflowSink:
         found = self._client.search_runs([self._experiment()], filter_string=query, max_results=1)
         if not found:
             return ""
-        self._client.update_run(found[0].info.run_id, status="RUNNING")
-        return str(found[0].info.run_id)
+        run_id = str(found[0].info.run_id)
+        self._client.update_run(run_id, status="RUNNING")
+        self._log_parameters(run_id, run, found[0].data.params)
+        return run_id
 
     def _create(self, run: TrackedRun) -> str:
         tags = {_IDENTITY_TAG: run.identity, "dba3c.tags": " ".join(run.tags)}
         run_id = str(self._client.create_run(self._experiment(), run_name=run.name, tags=tags).info.run_id)
-        parameters = [self._entities.Param(key, str(value)[:6000]) for key, value in run.parameters().items()]
+        self._log_parameters(run_id, run)
+        return run_id
+
+    def _log_parameters(self, run_id: str, run: TrackedRun, there: Container[str] = ()) -> None:
+        """The configuration, but for what is `there`: that cannot be changed."""
+        named = {key: str(value)[:6000] for key, value in run.parameters().items() if key not in there}
+        parameters = [self._entities.Param(key, value) for key, value in named.items()]
         for start in range(0, len(parameters), _PARAMETERS_AT_ONCE):
             self._client.log_batch(run_id, params=parameters[start : start + _PARAMETERS_AT_ONCE])
-        return run_id
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
         time_ms = int(time_s * 1000)

@@ -1,5 +1,6 @@
 """The real clients of every tracker, offline or on this machine, given a whole run by `export`."""
 
+import errno
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from dba3c.metrics.trackers import check_clients, make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.studies.curve import downsample
 from tests.dba3c.metrics.made_up_run import START_S, set_lives
+from tests.refusals import refusing
 
 SCORE = sum([second for second in range(30) for _ in (0, 1)][-50:]) / 50  # of the made-up run's last 50 games
 
@@ -155,6 +157,25 @@ def test_a_resumed_life_cuts_off_what_tensorboard_had_after_its_checkpoint(make_
     assert steps == [251], steps
 
 
+def test_events_of_a_resumed_life_before_its_first_point_are_kept_in_tensorboard(make_up_run):
+    run = make_up_run(seconds=2)
+    for resumed, steps in ((False, (100, 300)), (True, (251,)), (True, ())):
+        (sink,) = make_sinks(["tensorboard"])
+        sink.open(replace(TrackedRun.of(run), resumed=resumed))
+        sink.event(f"joined at {steps}", 300, START_S)  # what was undone is not known yet
+        for step in steps:
+            sink.point({"loss/total": 0.5}, step, START_S)
+        sink.event("later", 260, START_S)
+        sink.close()
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.path / "tensorboard"))  # what TensorBoard shows texts by: it purges them, too
+    events.Reload()
+    told = events.Tensors("events")
+    words = [(event.step, event.tensor_proto.string_val[0].decode()) for event in told]
+    assert words == [(251, "joined at (251,)"), (260, "later"), (300, "joined at ()"), (260, "later")]
+
+
 @pytest.fixture
 def rolled_back(make_up_run):
     """A run whose first life came to step 300, and whose second went on from step 250."""
@@ -219,6 +240,24 @@ def test_mlflow_writes_a_local_store(make_up_run):
     run = make_up_run(seconds=30, noted="as many lines as events")
     assert export(run.path, "mlflow") == 3
     check_mlflow(tracking.MlflowClient(f"sqlite:///{run.path}/exports/mlflow.db"))
+
+
+def test_a_run_that_mlflow_took_half_of_gets_the_rest_of_its_configuration_when_it_is_opened_again(
+    make_up_run, monkeypatch
+):
+    tracking = pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
+    pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no local store")
+    tracked = TrackedRun.of(make_up_run(seconds=2))
+    (sink,) = make_sinks(["mlflow"])
+    with monkeypatch.context() as busy:
+        busy.setattr(tracking.MlflowClient, "log_batch", refusing(errno.ETIMEDOUT))
+        with pytest.raises(OSError):
+            sink.open(tracked)
+    sink.open(tracked)
+    sink.close()
+    client = tracking.MlflowClient(f"sqlite:///{tracked.folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("dba3c").experiment_id])
+    assert found.data.params == {key: str(value) for key, value in tracked.parameters().items()}
 
 
 def test_runs_that_make_mlflows_experiment_at_the_same_time_share_it(make_up_run, monkeypatch):
