@@ -314,11 +314,12 @@ of the newest machine); *busy* (`own_share`), the share of this machine's proces
 `server_cores`, what the busiest server would need on a real host with such cores: beyond 1, one thread is slower \
 than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s \
 64 servers beside 64 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` \
-has the arithmetic). Over Horovod not all was measured: its threads ask each other every 0.1 ms of the cluster \
-whether all have something to sum, so at 10 Gbit/s, where a step is mostly computing, 16 ranks of the small \
-network took 61 % of this machine at D = 320, 32 ranks 83 %, and 8 of Nature's at D = 160 66 % (†). There are up \
-to 32 of Nature's ranks at 1 Gbit/s, and two of DBA3C's, which compute ten times as long. **Dedicated servers of \
-35 workers and more are faster since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
+has the arithmetic). Over Horovod six rows of 36 are missing and two have a †: its threads ask each other every \
+0.1 ms of the cluster whether all have something to sum, so however long a step computes each rank takes 2 to 4.5 \
+cores of this machine divided by D at 1 Gbit/s, 12 to 32 at 10. 64 of DBA3C's ranks at 1 Gbit/s took 65 % of it at \
+D = 160, 16 of Nature's at 10 Gbit/s 64 % at D = 400; not tried were, at 10 Gbit/s, 32 and 64 of Nature's, 64 of \
+the small network's and 16 to 64 of DBA3C's, which would need a D of 320 to 1,600 and up to an hour a row. \
+**Dedicated servers of 35 workers and more are faster since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
 `param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 \
 for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and not again: \
 those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of \
