@@ -5,7 +5,6 @@ Field names are unique across the tree, so the command line needs no prefixes (`
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -306,6 +305,9 @@ def short_names() -> dict[str, str]:
     return {short.replace("-", "_"): leaf.name for leaf in leaves for short in leaf.metadata.get("short", ())}
 
 
+_ALL_OPTIONS = "dba3c train --help-all lists them all"
+
+
 def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
     """Options by the names of their fields, with values of their fields' types.
 
@@ -323,7 +325,8 @@ def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dic
     for said, value in options.items():
         name = names.get(said, said)
         if name not in leaves:
-            raise _unknown(said, [*leaves, *names, *others])
+            close = did_you_mean(said, [*leaves, *names, *others], _ALL_OPTIONS)
+            raise UserError(f"unknown option {said!r}; {close}")
         if name in typed:
             raise UserError(f"{name} is given by two of its names")
         kind = get_type_hints(leaves[name][1])[name]
@@ -335,11 +338,6 @@ def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dic
             wanted = words or (kind.__name__ if isinstance(kind, type) else kind)
             raise UserError(f"{said} must be {wanted}, not {value!r}") from error
     return typed
-
-
-def _unknown(name: str, known: Iterable[str]) -> UserError:
-    close = difflib.get_close_matches(name, list(known))
-    return UserError(f"unknown option {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
 
 
 def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
@@ -367,7 +365,7 @@ def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
     changed: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         if name not in groups:
-            raise _unknown(name, groups)
+            raise UserError(f"unknown option {name!r}; {did_you_mean(name, groups, _ALL_OPTIONS)}")
         changed.setdefault(groups[name], {})[name] = value
     try:
         changed_groups = {g: replace(getattr(config, g), **values) for g, values in changed.items()}

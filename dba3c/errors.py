@@ -20,11 +20,11 @@ class UserError(Exception):
     """Bad input. The CLI prints the message as one line, without a traceback, and exits non-zero."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What to say after a name that is none: "did you mean ppo?", or else all that there are."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """What to say after a name that is none: "did you mean ppo?", or else `otherwise`, or all that there are."""
     known = list(known)
-    close = difflib.get_close_matches(name, known)
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
+    close = difflib.get_close_matches(name, known, cutoff=0.7)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise or f"there are {', '.join(known) or 'none'}"
 
 
 @contextlib.contextmanager

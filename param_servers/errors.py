@@ -36,7 +36,7 @@ class Diverged(RunBroken):
 
 
 HAS_DIVERGED = "it has diverged"
-"""How the line on that ends."""
+"""The last words of every `Diverged`'s message: studies know it by them."""
 
 
 class LastStepsLost(RunBroken):

@@ -28,7 +28,7 @@ class LaneMessage(NamedTuple):
     second: int
     text: bytes
     descriptors: list[int]
-    """That came with it."""
+    """Files that came with the message."""
 
 
 def coded(line: str) -> bytes:

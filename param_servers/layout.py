@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # settings and launchers import this module, and torch costs 
     from torch import Tensor, nn
 
 _NAMED = 4
-"""Of tensors that differ."""
+"""An error names at most so many of the tensors that differ."""
 
 
 @dataclass(frozen=True)

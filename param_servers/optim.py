@@ -28,7 +28,7 @@ Update = Callable[[OptimizerConfig, Tensor, Tensor, State, float], None]
 """(config, parameters [n], gradient [n], state, learning rate): one step in place, all float32."""
 
 _LEAST_SQUARE = 1e-36
-"""A number, whose root any epsilon hides."""
+"""Its root, 1e-18, is far below any epsilon."""
 
 
 class Rule(NamedTuple):
@@ -73,8 +73,8 @@ def _adadelta(config: OptimizerConfig, parameters: Tensor, gradient: Tensor, sta
 
 
 def _root(squares: Tensor) -> Tensor:
-    """Of 0, where no gradient ever was (dead units: a fifth of Nature's parameters after a minute), Intel's MKL takes
-    20 times as long as of a number."""
+    """The square root, but never of 0, which takes Intel's MKL 20 times as long. 0 is what a parameter has that never
+    had a gradient (dead units: a fifth of Nature's parameters after a minute)."""
     return squares.clamp(min=_LEAST_SQUARE).sqrt_()
 
 

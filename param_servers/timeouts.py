@@ -34,9 +34,9 @@ HANDSHAKE_S = 10.0
 LINGER_S = 2.0
 """For some of a closing link's last words to leave, and then for its peer to close, too."""
 LAST_WORDS_S = 5.0
-"""A chief's, to everybody, at its end; a server's at least."""
+"""For a chief to tell everybody how the run has ended; a server waits at least as long to hear it."""
 GOODBYE_S = 1.0
-"""A worker's."""
+"""For a worker to say that it leaves."""
 CLOSE_S = 10.0
 """For what is still being written at the end of a process: whoever needs it has waited for it before."""
 ROLL_CALL_S = 5.0

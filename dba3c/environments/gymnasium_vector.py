@@ -9,7 +9,6 @@ anew a bounded number of times; the broken step is `truncated` (so the steps bef
 observation) and not `valid`. In `gymnasium.vector.SyncVectorEnv` it would take all others with it, unnamed.
 """
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +21,10 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed, number
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
-from dba3c.errors import UserError
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.own_code import ANYTHING, one_line
 from param_servers.timeouts import Restarts
 
-_LOG = logging.getLogger(__name__)
 RESTART_WINDOW_S = 3600.0
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -151,7 +149,7 @@ class LoopVectorEnvironment:
                 if env is not None:
                     env.close()
             except ANYTHING as error:  # a stranger's again: nothing more is wanted of it, and the others are closed
-                _LOG.warning(f"{self._env_id} environment {index} did not close: {one_line(error)}")
+                warn_on_stderr(f"{self._env_id} environment {index} did not close: {one_line(error)}")
 
     def _send_ahead(self, actions: list[Any] | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""
@@ -246,7 +244,7 @@ class LoopVectorEnvironment:
             failed.failures = failures
             raise failed from error
         failures.append(f"{line}; restart {restarts}")
-        _LOG.warning(failures[-1])
+        warn_on_stderr(failures[-1])
 
 
 def _unreadable(answer: str, error: BaseException) -> ValueError:

@@ -3,7 +3,7 @@
     x' = clip((x − mean) / sqrt(variance + 1e-8), −10, 10)        of pixels 0…255: + 25, and ±5
 
 as in OpenAI Baselines' VecNormalize, with mean and variance over every observation of the training view so far, merged
-batch by batch (Chan, Golub & LeVeque 1979). In images what never moves is nothing then, and a ball is loud. A
+batch by batch (Chan, Golub & LeVeque 1979). In images a background that never moves is 0 then, and a ball stands out. A
 pixel's deviation counts as five levels at least: with Sample Factory's 0.8 Assault and Seaquest were learned more
 slowly than without any of this, with 20 Pong was; with one deviation for all pixels Pong stayed at 6 (results/recipes).
 They belong to the policy and lie beside the checkpoints:
@@ -90,11 +90,8 @@ class PixelStatistics(RunningStatistics):
     def to_dict(self) -> dict[str, Any]:
         """To five digits, a third of the bytes: every lane keeps 7,056 pixels' for each checkpoint."""
         exact = super().to_dict()
-        return {name: _to_five_digits(exact[name]) for name in ("mean", "squares")} | {"count": self.count}
-
-
-def _to_five_digits(numbers: list[float]) -> list[float]:
-    return [float(f"{number:.5g}") for number in numbers]
+        rounded = {name: [float(f"{number:.5g}") for number in exact[name]] for name in ("mean", "squares")}
+        return rounded | {"count": self.count}
 
 
 def statistics_for(env_id: str, space: Space[Any], frames: int) -> tuple[RunningStatistics, Box]:

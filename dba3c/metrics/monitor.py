@@ -212,8 +212,7 @@ def export(
             written, or an earlier export is there, whose points would stand there twice.
     """
     run = RunFolder.open(path)
-    if run.is_committed:
-        raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
+    run.refuse_committed()
     (sink,) = make_sinks([to])
     folder = resolved(into) if into is not None else run.path / "exports"
     if folder == run.path:

@@ -5,13 +5,12 @@ Two layers share one type. *Recorded* metrics (kind step, server, episode, evalu
 drawn under that name by every tracker. docs/metrics.md says what each means; a test holds that it names them all.
 """
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dba3c.errors import UserError
+from dba3c.errors import UserError, did_you_mean
 
 Kind = Literal["step", "server", "episode", "evaluation", "chart"]
 Reduction = Literal["sum", "mean", "min", "max", "last", "norm"]
@@ -237,6 +236,4 @@ def find(kind: Kind, name: str) -> Metric:
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error that names the nearest."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    return UserError(f"unknown {what} {name!r}{hint} (all of them: docs/metrics.md)")
+    return UserError(f"unknown {what} {name!r}; {did_you_mean(name, known, 'docs/metrics.md has them all')}")

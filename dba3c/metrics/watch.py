@@ -89,8 +89,7 @@ def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> st
     Raises UserError when `path` is no run folder, a broken or a committed one.
     """
     run = RunFolder.open(path)
-    if run.is_committed:
-        raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
+    run.refuse_committed()
     watcher, status = Watcher(run, view), "live"
     try:
         while (status := watcher.status()) == "live":

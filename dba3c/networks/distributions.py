@@ -4,6 +4,7 @@ Legend: B batch (any leading shape), A actions, D dimensions of a continuous act
 """
 
 import math
+from functools import cached_property
 
 import torch
 from gymnasium import spaces
@@ -20,14 +21,11 @@ class Categorical:
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
-        self._log_probabilities: Tensor | None = None
 
-    @property
+    @cached_property
     def log_probabilities(self) -> Tensor:
         """[B, A] normalised logits, computed once and only when asked for."""
-        if self._log_probabilities is None:
-            self._log_probabilities = functional.log_softmax(self.logits, -1)
-        return self._log_probabilities
+        return functional.log_softmax(self.logits, -1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Gumbel-max: argmax of logits − log E with E ~ Exp(1); no normalisation is needed."""
@@ -61,16 +59,16 @@ class MultiCategorical:
         return torch.stack([part.sample(generator) for part in self.parts], -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return sum_of([part.log_prob(action[..., i]) for i, part in enumerate(self.parts)])
+        return torch.stack([part.log_prob(action[..., i]) for i, part in enumerate(self.parts)]).sum(0)
 
     def entropy(self) -> Tensor:
-        return sum_of([part.entropy() for part in self.parts])
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
 
     def mode(self) -> Tensor:
         return torch.stack([part.mode() for part in self.parts], -1)
 
     def max_probability(self) -> Tensor:
-        return sum_of([part.max_probability().log() for part in self.parts]).exp()
+        return torch.stack([part.max_probability().log() for part in self.parts]).sum(0).exp()
 
 
 class DiagonalGaussian:
@@ -127,11 +125,6 @@ class TanhGaussian:
 def _log_tanh_slope(x: Tensor) -> Tensor:
     """log(1 − tanh²x), in the form that neither overflows nor cancels."""
     return 2 * (math.log(2) - x - functional.softplus(-2 * x))
-
-
-def sum_of(terms: list[Tensor]) -> Tensor:
-    """The sum of a list of tensors of one shape."""
-    return torch.stack(terms).sum(0)
 
 
 def parameter_count(action_space: spaces.Space) -> int:

@@ -10,7 +10,7 @@ CURVE_FILE = "curve.csv"
 """Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit", "logs")
 SHOWN_RUNS = 3
-"""As many are named where a folder of runs is taken for one."""
+"""How many an error names where a folder of runs is given in place of one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
 _PASSING = re.compile(r"\.{1,2}(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop|refused)\.json|DS_Store)")
 """Files that other ranks, earlier launches or the file system may have there before there is a run."""

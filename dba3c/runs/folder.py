@@ -280,6 +280,11 @@ class RunFolder:
         """Whether it is what was kept of a run that ended: configuration, curve, perhaps the parameters."""
         return is_there(self.path / CURVE_FILE)
 
+    def refuse_committed(self) -> None:
+        """Raise UserError where the records are a curve."""
+        if self.is_committed:
+            raise UserError(f"{self.path} is a committed run, whose records are a curve: dba3c plot draws it")
+
     # -- content -------------------------------------------------------------------------------------------------
 
     def train_config(self) -> TrainConfig:

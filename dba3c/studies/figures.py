@@ -43,7 +43,7 @@ AXIS_NAMES = {
 }
 """Of charts whose own name says too little."""
 _LEGEND_LETTERS = 110
-"""So many have room in a row below a figure."""
+"""How many fit into one row of the legend below a figure."""
 _ROWS_WITH_ROOM, _LEGEND_ROW_IN = 10, 0.17
 Pairs = Sequence[tuple[float, Estimate]]
 _DOTS_PER_INCH = 160
@@ -363,7 +363,6 @@ def plot_runs(
     into: str | Path,
     x: str = "frames",
     y: str = "score/mean",
-    statistic: Centre = "iqm",
     title: str = "",
 ) -> list[Path]:
     """Draws the runs into INTO.png and INTO.svg, as `plot_learning_curves` does; seeds of one configuration are a line.
@@ -372,7 +371,7 @@ def plot_runs(
     """
     curves, warn = load_curves(paths), prefixed("left out", warn_on_stderr)
     groups = group_by_configuration(curves)
-    return plot_learning_curves(groups, into, x, y, statistic, common_goal(curves, y), title, warn)
+    return plot_learning_curves(groups, into, x, y, goal=common_goal(curves, y), title=title, warn=warn)
 
 
 def common_goal(curves: Iterable[Curve], y: str) -> float | None:

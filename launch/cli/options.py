@@ -5,7 +5,6 @@ preset's.
 """
 
 import ast
-import difflib
 import inspect
 import itertools
 import os
@@ -142,11 +141,8 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
     known = _flags(kind)
     for flag in said:
         if flag not in known:
-            close = difflib.get_close_matches(flag, known, cutoff=0.7)
-            there_are = (
-                f"did you mean {' or '.join(close)}?" if close else f"{program} --help lists those that there are"
-            )
-            raise UserError(f"unknown option {flag}; {there_are}")
+            close = did_you_mean(flag, known, f"{program} --help lists those that there are")
+            raise UserError(f"unknown option {flag}; {close}")
     complaint = StringIO()
     try:
         with redirect_stderr(complaint):

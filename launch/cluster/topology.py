@@ -9,6 +9,7 @@ many (servers, learners) are spread over the nodes, one each, because a node's l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 
 from dba3c.errors import UserError
 
@@ -175,15 +176,12 @@ def fit(
     def contradicted(asks: str) -> UserError:
         return UserError(f"{started_by} started {_count(world_size, 'rank')}, but {asks}")
 
-    if actors and not learners:
-        raise UserError(f"0 learners + {_count(actors, 'actor')}: actors need a learner (--mode central --learners 1)")
     if learners:
-        for number, what in ((workers, "worker"), (gradients, "gradient"), (backup_workers, "backup worker")):
-            if number:
-                raise UserError(
-                    f"{_count(world_size, 'rank')} = {asked_sum} + {_count(left, 'actor')} leave no worker, "
-                    f"but the options ask for {_count(number, what)}"
-                )
+        if backup_workers:
+            raise UserError(
+                f"{_count(world_size, 'rank')} = {asked_sum} + {_count(left, 'actor')} leave no worker, "
+                f"but the options ask for {_count(backup_workers, 'backup worker')}"
+            )
         if actors is not None and actors != left:
             raise contradicted(f"the options ask for {asked_sum} + {_count(actors, 'actor')} = {others + actors}")
         if left < 0:
@@ -221,13 +219,8 @@ def fit(
 
 def _round_robin(tasks_per_node: Sequence[int]) -> list[int]:
     """Ranks, the first of every node before the second of any: ``[2, 1]`` → ``[0, 2, 1]``."""
-    first = [sum(tasks_per_node[:node]) for node in range(len(tasks_per_node))]
-    return [
-        first[node] + turn
-        for turn in range(max(tasks_per_node, default=0))
-        for node, tasks in enumerate(tasks_per_node)
-        if turn < tasks
-    ]
+    nodes = [range(end - tasks, end) for tasks, end in zip(tasks_per_node, accumulate(tasks_per_node), strict=True)]
+    return [rank for turn in zip_longest(*nodes) for rank in turn if rank is not None]
 
 
 def _count(number: int, noun: str) -> str:

@@ -168,7 +168,7 @@ class Link:
         self.sock = sock
         self.peer: Peer | None = None
         self.wanted: Peer | None = None
-        """Whom it was dialled to reach and has not Joined."""
+        """The peer that it was dialled to reach, until that has joined."""
         self.stranger_of = ""
         """Its host, where it was accepted and its handshake is not over."""
         self.closing = False

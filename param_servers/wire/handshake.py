@@ -9,7 +9,6 @@ All four have a fixed size, so a stranger costs a bounded number of bytes; the h
 are pure: bytes in, bytes out, no sockets and no clock.
 """
 
-import hashlib
 import hmac
 import secrets
 import struct
@@ -43,24 +42,19 @@ def check_secret(secret: bytes) -> None:
 
 
 def incarnation_or_new(given: int | None) -> int:
-    """`given`, or a new one. Raises ConfigError when no `Hello` has room for it."""
+    """`given`; else, for a process that nobody has numbered, quarters of a second since 2025: a later life's is higher.
+
+    Within one process each call's is higher than the last. Two processes that began in the same quarter are told apart
+    by their `Hello.process_token`. Raises ConfigError when no `Hello` has room for `given`.
+    """
+    global _newest_incarnation
     if given is None:
-        return new_incarnation()
+        with _drawing:
+            _newest_incarnation = max(_newest_incarnation + 1, int(4 * (time.time() - _EPOCH_S)))
+            return _newest_incarnation
     if not 0 <= given <= _MOST_INCARNATION:
         raise ConfigError(f"an incarnation is a number from 0 to {_MOST_INCARNATION}, got {given}")
     return given
-
-
-def new_incarnation() -> int:
-    """For a process that nobody has numbered: quarters of a second since 2025, so that a later life has a higher one.
-
-    Within one process each call's is higher than the last. Two processes that began in the same quarter are told apart
-    by their `Hello.process_token`.
-    """
-    global _newest_incarnation
-    with _drawing:
-        _newest_incarnation = max(_newest_incarnation + 1, int(4 * (time.time() - _EPOCH_S)))
-        return _newest_incarnation
 
 
 def new_process_token() -> int:
@@ -228,4 +222,4 @@ def unpack_hello(data: bytes) -> Hello:
 
 
 def _mac(secret: bytes, label: bytes, hello: bytes, rest: bytes) -> bytes:
-    return hmac.new(secret, label + hello + rest, hashlib.sha256).digest()
+    return hmac.digest(secret, label + hello + rest, "sha256")

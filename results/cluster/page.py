@@ -319,11 +319,12 @@ has the arithmetic). Over Horovod six rows of 36 are missing and two have a †:
 cores of this machine divided by D at 1 Gbit/s, 12 to 32 at 10. 64 of DBA3C's ranks at 1 Gbit/s took 65 % of it at \
 D = 160, 16 of Nature's at 10 Gbit/s 64 % at D = 400; not tried were, at 10 Gbit/s, 32 and 64 of Nature's, 64 of \
 the small network's and 16 to 64 of DBA3C's, which would need a D of 320 to 1,600 and up to an hour a row. \
-**Dedicated servers of 35 workers and more are faster since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
-`param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 \
-for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and not again: \
-those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of \
-the next section's servers."""
+**Dedicated servers of 35 workers and more are faster since 30 November**: whoever is far ahead waits for the \
+slowest (`lead_bytes` of `param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 \
+ms for 2.7 MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before \
+that, and not again: those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's \
+1.26), and b = 0 of the \
+next section's servers."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \

@@ -148,7 +148,7 @@ def test_an_environment_that_cannot_be_played_is_refused_before_others_are_made(
     assert len(made) == 1
 
 
-def test_one_that_cannot_be_closed_is_named_and_keeps_no_other_from_being_closed(caplog):
+def test_one_that_cannot_be_closed_is_named_and_keeps_no_other_from_being_closed(capsys):
     closed = []
 
     class Closing(Counting):
@@ -164,7 +164,8 @@ def test_one_that_cannot_be_closed_is_named_and_keeps_no_other_from_being_closed
     envs.close()
     envs.close()
     assert sorted(map(id, closed)) == sorted(map(id, others))
-    assert caplog.messages == ["tests.game:make environment 1 did not close: RuntimeError: the window is gone"]
+    line = "tests.game:make environment 1 did not close: RuntimeError: the window is gone"
+    assert capsys.readouterr().err == f"dba3c: warning: {line}\n"
 
 
 def test_a_restarted_environment_has_another_seed():

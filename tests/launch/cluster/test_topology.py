@@ -34,8 +34,7 @@ def test_the_paper_s_71_nodes_are_4_servers_an_evaluator_a_recorder_and_65_worke
         (2, {"servers": 3, "colocated_servers": True}, "3 servers beside 2 workers"),
         (1, {"learners": 1}, "1 learner + 0 actors"),
         (5, {"learners": 2, "servers": 20}, "started 5 ranks, but 20 servers + 2 learners leave none for an actor"),
-        (8, {"learners": 1, "gradients": 2}, "8 ranks = 1 learner + 7 actors leave no worker, but the options ask"),
-        (8, {"actors": 3}, "0 learners + 3 actors"),
+        (8, {"learners": 1, "backup_workers": 2}, "8 ranks = 1 learner + 7 actors leave no worker, but the options"),
     ],
 )  # fmt: skip
 def test_an_impossible_shape_prints_its_arithmetic(world_size: int, counts: dict[str, int], message: str) -> None:
