@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dba3c.config import TrainConfig, has_own_code, replace_options
-from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.views import PlainView
 from dba3c.metrics.watch import watched
@@ -137,6 +137,8 @@ def run_rank(
                 with beside:
                     code = supervisor.run()
                 if place.is_chief:
+                    with suppress(UserError, OSError):
+                        code = code or (RUN_ENDED_BROKEN_EXIT if folder.has_failed() else 0)
                     note_end(folder, code, supervisor.cause)
                     return code
             if code == 0 and place.launcher == TORCHRUN and lost_its_launcher(folder):

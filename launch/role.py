@@ -37,7 +37,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
 from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.cluster.network import LISTEN_HOST_VARIABLE
-from launch.local.child import exit_with_parent, has_c_handler
+from launch.local.child import exit_with_parent, has_c_handler, is_orphan
 from launch.local.resources import given_cores, said_threads
 from launch.output import harmless_output
 from param_servers.errors import (
@@ -143,13 +143,14 @@ def threads_without_launcher(role: str, config: TrainConfig) -> int:
 
 
 def stop_on_signal(folder: RunFolder, name: str) -> None:
-    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same.
+    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same. A launcher's
+    death sends it, too: a run that is cut off by that has failed, however well it is saved.
 
     But for a lost node's replacement, a job of its own that may be preempted alone: SIGTERM only ends its processes.
     """
 
     def ask(signum: int, frame: Any) -> None:
-        folder.stop_here(f"{signal.Signals(signum).name} at {name}")
+        folder.stop_here(f"{signal.Signals(signum).name} at {name}", failed=is_orphan())
 
     if REPLACES_VARIABLE not in os.environ:
         signal.signal(signal.SIGTERM, ask)

@@ -342,11 +342,11 @@ class RunFolder:
             write_atomically(self.path / "stop.json", json.dumps(request) + "\n")
         return False
 
-    def stop_here(self, reason: str, finished: bool = False) -> None:
+    def stop_here(self, reason: str, finished: bool = False, failed: bool = False) -> None:
         """`request_stop` of who cannot be told that the disk refuses: at least this process then ends."""
         self._stop_here = reason
         try:
-            self.request_stop(reason, finished)
+            self.request_stop(reason, finished, failed)
         except UserError as error:
             warn_on_stderr(f"{error}; this process ends, the others were not told")
 

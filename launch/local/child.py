@@ -15,6 +15,7 @@ from dba3c.errors import RUN_BROKEN_EXIT, warn_on_stderr
 from launch.local.fork_server import PARENT_VARIABLE, RETURNED, ForkServer
 from param_servers.libc import LIBC, PR_SET_PDEATHSIG
 
+_DYING_S = 0.2
 _ORPHAN_LOOK_S = 1.0
 _TAIL_BYTES = 64 * 1024
 
@@ -103,6 +104,19 @@ def before_exec(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
+
+
+def is_orphan() -> bool:
+    """Whether the process that started this one has died: asked where a signal may be told by its death.
+
+    Of its threads the first to go sends that signal, and it is there until the last has gone.
+    """
+    parent, until_s = os.environ.get(PARENT_VARIABLE, ""), time.monotonic() + _DYING_S
+    while parent.isdigit() and time.monotonic() < until_s:
+        if os.getppid() != int(parent):
+            return True
+        time.sleep(_DYING_S / 20)
+    return False
 
 
 def exit_with_parent(grace_s: float) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from dba3c.errors import RUN_ENDED_BROKEN_EXIT
 from dba3c.roles import PER_START
+from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -133,8 +135,26 @@ def test_a_learner_whose_rank_is_killed_ends_with_a_checkpoint(tmp_path: Path) -
         ranks.kill(0)
         psutil.wait_procs(roles, 60)
         assert not [role for role in roles if role.is_running()]
-    assert json.loads((ranks.run_dir / "stop.json").read_text())["reason"] == "SIGTERM at learner 0"
+    told = json.loads((ranks.run_dir / "stop.json").read_text())
+    assert (told["reason"], told["failed"]) == ("SIGTERM at learner 0", True)
     assert list((ranks.run_dir / "checkpoints").glob("step-*/manifest.json"))
+
+
+class RanksWithTwoServers(Ranks):
+    shape = ("--servers", "2", "--envs-per-worker", "2")
+
+
+@pytest.mark.timeout(240)
+def test_a_run_that_ends_because_a_rank_has_lost_its_launcher_has_failed_though_it_is_saved(tmp_path: Path) -> None:
+    environ = {"RANK": "RANK", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "DBA3C_LAUNCH_ID": "one"}
+    with RanksWithTwoServers(tmp_path, **environ) as ranks:
+        wait_until(lambda: len(commits(ranks.run_dir)) > 20, "steps")
+        before = len(commits(ranks.run_dir))
+        ranks.kill(1)  # server 1's
+        assert ranks.running[0].wait(90) == RUN_ENDED_BROKEN_EXIT
+    ended = RunFolder(ranks.run_dir).life()["ended"]
+    assert (ended["outcome"], ended["reason"]) == ("failed", "SIGTERM at server 1")
+    assert max(checkpoint_steps(ranks.run_dir / "checkpoints")) >= before  # the last, not one of every five steps'
 
 
 @pytest.mark.timeout(240)
