@@ -110,6 +110,8 @@ class Timeouts:
         those for the other lanes."""
         self.actor_answer_s = self.answer_s + MARGIN_S
         """Of an actor: its learner waits as a worker does, and answers nobody meanwhile."""
+        self.actor_start_s = self.other_start_s + MARGIN_S
+        """Of an actor for its learner, which answers nobody before it has the servers' first parameters."""
         self.first_survivor_s = self.disk_s + 2 * MARGIN_S
         """Of the other survivors of an MPI all-reduce, for the one that writes the last checkpoint."""
         self.comm_turn_s = max(self.start_s, 5 * (self.step_s + GRACE_S), self.disk_s) + MARGIN_S

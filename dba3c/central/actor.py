@@ -72,7 +72,7 @@ def actor(process: RunProcess) -> str:
             groups=groups,
             resolve=lambda: address_of(learner_rank),
             secret=process.secret,
-            join_timeout_s=exchange.timeouts.start_s,
+            join_timeout_s=exchange.timeouts.actor_start_s,
             answer_timeout_s=exchange.timeouts.actor_answer_s,
             reconnect_timeout_s=exchange.timeouts.return_s,
             silence_timeout_s=exchange.timeouts.silence_s,

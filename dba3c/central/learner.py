@@ -107,6 +107,7 @@ def run_learner(
             metrics.record_event("no_update", f"this life ended {before_the_first_update(config)}")
         return stopped.reason
     finally:
+        serving.close(None)  # what it answered after the next line nobody would write down
         recorder.stepped(step, Experience(), service.take_episodes())
         recorder.finish()
 

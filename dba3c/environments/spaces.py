@@ -273,6 +273,8 @@ def _write(
         _write_box(space, array, row[begin:end])
         return end
     flat: Any
+    if not isinstance(space, spaces.MultiBinary):
+        array = array.astype(space.dtype, copy=False)  # nothing is lost, and `contains` takes no other
     if space.contains(array):
         flat = spaces.flatten(space, array)
     else:

@@ -20,7 +20,7 @@ from typing import Any
 from dba3c.algorithms.policies import Actions
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Episode
+from dba3c.environments.protocol import EnvironmentFailed, Episode
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.evaluation.full_games import (
     EndlessGame,
@@ -194,7 +194,10 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         few = f"{games} games are fewer than the {config.run.stop_games} of the stop rule"
         tell(f"will not stop the run: {few}")
 
+    has_played = False
+
     def play(trained: TrainedParameters) -> None:
+        nonlocal has_played
         if watch.passed_over:
             tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {trained.step} is newer")
         overtime.step = trained.step
@@ -206,6 +209,12 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         except EndlessGame as why:  # of this checkpoint's; the next one may play otherwise
             tell(f"step {trained.step}: not evaluated: {why}")
             return
+        except UserError as why:  # bad input, but where it has played: then what its environment needs is away
+            if not has_played or isinstance(why, EnvironmentFailed):
+                raise
+            tell(f"step {trained.step}: not evaluated: {why}; {by_hand(folder, trained.step)}")
+            return
+        has_played = True
         report(played, metrics, say)
         if not played.unfinished:
             stop_when_solved(played.summary, trained.step, folder, config, tell)

@@ -32,6 +32,7 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("lane_s", ("other_start_s", "step_s"), 0.0),  # lane 0 waits for the servers, then for another lane
     ("lane_s", ("answer_s", "step_s"), 0.0),  # lane 0 waits for an answer, then for another lane
     ("actor_answer_s", ("answer_s",), NOTICE_S),  # an actor's learner waits for its servers
+    ("actor_start_s", ("other_start_s",), NOTICE_S),  # an actor's learner waits for its servers at the start, too
     ("start_s", ("join_s",), NOTICE_S),  # server 0 decides about servers that do not come
     ("other_start_s", ("start_s", "join_s"), NOTICE_S),  # server 0 may come last, and then waits itself
     ("return_s", ("silence_s", "server_return_s"), NOTICE_S),  # server 0 may notice the loss later, and waits

@@ -116,6 +116,20 @@ def test_parts_follow_each_other_in_the_order_of_their_space(space):
         assert row.tolist() == gymnasium.spaces.flatten(space, value).astype(np.float32).tolist()
 
 
+@pytest.mark.parametrize(
+    ("space", "value", "row"),
+    [
+        (Discrete(2), np.True_, [0.0, 1.0]),
+        (MultiDiscrete([2, 3], np.int32), np.array([1, 2]), [0.0, 1.0, 0.0, 0.0, 1.0]),
+        (MultiDiscrete([2, 3], np.uint8), np.array([0, 1], np.uint16), [1.0, 0.0, 0.0, 1.0, 0.0]),
+    ],
+)
+def test_a_number_of_another_dtype_that_is_in_its_space_is_taken(space, value, row):
+    written = np.full(len(row), 7, np.float32)
+    ObservationCodec("game", space).write(value, written)
+    assert written.tolist() == row
+
+
 BOX = Box(-9, 9, (5,), np.float32)
 
 

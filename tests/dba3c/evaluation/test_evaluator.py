@@ -14,6 +14,8 @@ import torch
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import replace_options
 from dba3c.environments.normalization import FOLDER, RunningStatistics
+from dba3c.errors import UserError
+from dba3c.evaluation import evaluator as evaluator_module
 from dba3c.evaluation import full_games
 from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
 from dba3c.roles import RunProcess
@@ -302,6 +304,40 @@ def test_a_checkpoint_whose_game_does_not_end_costs_its_own_evaluation_alone(car
     assert told.wait(PATIENCE_S)
     write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
     assert played.wait(PATIENCE_S)
+    run.request_stop("enough seen")
+    assert future.result(PATIENCE_S) == "enough seen"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_environment_that_cannot_be_made_is_bad_input_only_for_an_evaluator_that_has_not_played(
+    first, cartpole, write_checkpoint, monkeypatch
+):
+    run, _ = cartpole
+    heard, reached = [], threading.Semaphore(0)
+
+    def says(line):
+        heard.append(line)
+        if line.startswith("step "):
+            reached.release()
+
+    def cannot(*given, **options):
+        raise UserError("CartPole-v1 cannot be made: its port is taken")
+
+    if first:
+        monkeypatch.setattr(evaluator_module, "make_vector_environment", cannot)
+        with pytest.raises(UserError, match="its port is taken"):
+            evaluator_of(run, CARTPOLE, says).result(PATIENCE_S)
+        return
+    future = evaluator_of(run, CARTPOLE, says)
+    assert reached.acquire(timeout=PATIENCE_S)
+    with monkeypatch.context() as taken:
+        taken.setattr(evaluator_module, "make_vector_environment", cannot)
+        write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+        assert reached.acquire(timeout=PATIENCE_S)
+    assert "step 20: not evaluated: CartPole-v1 cannot be made: its port is taken; " in heard[-1]
+    write_checkpoint(run, CARTPOLE, step=30, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    assert reached.acquire(timeout=PATIENCE_S)
+    assert heard[-1].startswith("step 30: mean")
     run.request_stop("enough seen")
     assert future.result(PATIENCE_S) == "enough seen"
 
