@@ -185,7 +185,7 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = Non
     of_way: dict[str, list[Row]] = {}
     for row in rows:
         of_way.setdefault(label or way(row), []).append(row)
-    for index, name in enumerate(sorted(of_way, key=_place)):
+    for index, name in enumerate(sorted(of_way, key=lambda name: (_place(name), name))):
         mine = sorted(of_way[name], key=lambda row: row[x])
         places, rates = [row[x] for row in mine], [row["data_points_per_s"] for row in mine]
         colour, line = PALETTE[_place(name, index)], "-" if len(mine) > 2 else "none"

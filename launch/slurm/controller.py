@@ -228,7 +228,7 @@ class FirstNode:
     def turns_out_lost(self, look_s: float = 2.0) -> bool:
         """As `is_lost`, of a rank that has failed before that could be known: waits until it is, or somebody is alive.
 
-        A failure of any other cause costs two looks at most: the script's lock lives on, as its srun waits for us.
+        A failure of any other cause costs a heartbeat of the script, which lives on, as its srun waits for this rank.
         """
         until_s, first = self._now_s() + HEARTBEAT_LOST_S + 2 * BETWEEN_LOOKS_S, None
         while not self.is_lost():
