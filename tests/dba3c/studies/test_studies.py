@@ -416,6 +416,18 @@ def test_plot_still_draws_plain_runs_and_refuses_an_unknown_metric(study, tmp_pa
     assert "did you mean score/mean" in capsys.readouterr().err
 
 
+def test_what_is_drawn_refuses_an_option_of_the_other_kind_before_anything_is_written(study, tmp_path, capsys):
+    run, into = str(study / "workers-1" / "seed-0"), str(tmp_path / "new")
+    for words, line in (
+        ([run, "--commit-into", into], "--commit-into: of a study"),
+        ([str(study), "--into", into, "--title", "mine"], "--title: of learning curves"),
+        ([str(study), run, "--into", into], "a study is drawn alone: dba3c plot STUDY"),
+    ):
+        assert main(["plot", *words]) == 2
+        assert line in capsys.readouterr().err
+    assert not list(tmp_path.glob("new*"))
+
+
 def test_an_evaluation_is_of_the_life_that_made_its_checkpoint():
     told = [Point({"progress/hours": at}, step, float(at)) for at, step in enumerate((100, 200, 300, 150, 300, 300))]
     told.append(Point({"evaluation/mean": 700.0}, 300, 9.0, of_evaluation=True))
