@@ -4,7 +4,7 @@ Needs: what the id needs (`gymnasium[mujoco]`, `gymnasium[box2d]`). Observes: se
 registered). Score: the sum of rewards, or of `info["score_reward"]` where an environment with a shaped reward gives it,
 with every step or with the last of every game.
 
-An environment that raises, returns NaN, or a wrong shape or dtype, is named with its index, seed and step, and started
+An environment that raises, or returns what its space does not hold, is named with its index, seed and step, and started
 anew a bounded number of times; the broken step is `truncated` (so the steps before it bootstrap from the last good
 observation) and not `valid`. In `gymnasium.vector.SyncVectorEnv` it would take all others with it, unnamed.
 """
