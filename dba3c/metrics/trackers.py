@@ -80,9 +80,8 @@ class TensorBoardSink:
         self._run = run
         self._begun = False
         self._step = math.inf if run.resumed else 0.0  # of the run's newest point; an earlier life had any
-        self._held: list[
-            tuple[str, int, float]
-        ] = []  # events before that is known: at the undone step they would be cut off
+        # events before that is known: at the step that was undone they would be cut off
+        self._held: list[tuple[str, int, float]] = []
         if not run.resumed:
             self._start(0, time.time())  # TensorBoard takes a run's second start for a restart, never its first
 

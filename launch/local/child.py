@@ -15,7 +15,7 @@ from dba3c.errors import RUN_BROKEN_EXIT, warn_on_stderr
 from launch.local.fork_server import PARENT_VARIABLE, RETURNED, ForkServer
 from param_servers.libc import LIBC, PR_SET_PDEATHSIG
 
-_DYING_S = 0.2
+_DYING_S = 1.0  # of a process on a busy machine, from its first thread to its last
 _ORPHAN_LOOK_S = 1.0
 _TAIL_BYTES = 64 * 1024
 
