@@ -29,7 +29,7 @@ from param_servers.errors import ConfigError, PeerLost
 
 CORES = 12
 """Lanes of a node: DBA3C's."""
-DILATIONS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)
+DILATIONS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560)
 MOST_BUSY = 0.6
 """Of the processors: of a whole row, and, as expected, while gradients are exchanged."""
 MOST_OF_A_CORE = 0.5

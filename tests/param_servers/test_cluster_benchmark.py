@@ -66,8 +66,8 @@ def test_the_dilation_is_such_that_one_process_keeps_up_with_its_link_however_ma
 
 
 def test_what_no_dilation_makes_slow_enough_is_refused_with_its_arithmetic() -> None:
-    with pytest.raises(ConfigError, match=r"D = 640, 640 × .* ms: 1 cores would be \d+% busy"):
-        choose_dilation(SCENE._replace(workers=250, megabytes=0.004), compute_s=0.0, cores=1)
+    with pytest.raises(ConfigError, match=r"D = 2560, 2560 × .* ms: 1 cores would be \d+% busy"):
+        choose_dilation(SCENE._replace(workers=250, megabytes=0.001), compute_s=0.0, cores=1)
 
 
 @pytest.mark.parametrize(
