@@ -179,7 +179,7 @@ def human_normalised(axes: Axes, found: Mapping[str, Sequence[seven_games.Traine
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
     axes.axhline(1.0, **IDEAL)
     ours = sum(run.recipe == seven_games.RECIPE for run in runs)
-    told = f"IQM of {len(runs)} runs: {ours} actor-critic, {len(runs) - ours} PPO"
+    told = f"IQM: {ours} runs actor-critic, {len(runs) - ours} PPO"
     axes.set_title(f"human-normalised (a person: 1)\n{told}", fontsize=8)
 
 
