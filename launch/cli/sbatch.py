@@ -77,7 +77,7 @@ class SlurmShape:
     """Seconds before the limit at which the checkpoint is asked for: the slowest stop and the requeue take as long."""
 
     name: str = ""
-    """Job name; without it PRESET_64nodes."""
+    """Job name; without it PRESET_Nnodes, N being --nodes."""
 
     account: str = ""
     """Slurm account; without it a line to fill in, or sbatch --account."""
