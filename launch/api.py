@@ -24,9 +24,8 @@ from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import watched
 from dba3c.own_code import name_of
 from dba3c.resuming import changed_on_resume
-from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.files import resolved
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from launch import running
 from launch.cli.configuration import said_of_samples, words_of
 from launch.cli.runs import ask_to_end, run_dir_of

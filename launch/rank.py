@@ -50,6 +50,7 @@ from launch.running import (
     returns,
     role_processes,
     starts_before,
+    wait_for_its_dead_lock,
 )
 from launch.slurm import controller
 from param_servers.errors import ConfigError
@@ -167,6 +168,8 @@ def _make_folder(
     check_clients(config.run.track)
     goes_on = resume or returns(run_dir, place)
     if goes_on:
+        if not resume:
+            wait_for_its_dead_lock(run_dir, place.launch_id)
         refuse_what_is_there(config, run_dir, resume=True)
         for line in had_finished(run_dir):
             say_to_stderr(line)

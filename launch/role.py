@@ -149,8 +149,11 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
     But for a lost node's replacement, a job of its own that may be preempted alone: SIGTERM only ends its processes.
     """
 
+    role = os.getpid()  # a worker's other lanes are its forks: to them a parent that is no launcher says nothing
+
     def ask(signum: int, frame: Any) -> None:
-        folder.stop_here(f"{signal.Signals(signum).name} at {name}", failed=is_orphan())
+        failed = os.getpid() == role and is_orphan()
+        folder.stop_here(f"{signal.Signals(signum).name} at {name}", failed=failed)
 
     if REPLACES_VARIABLE not in os.environ:
         signal.signal(signal.SIGTERM, ask)

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.config import TrainConfig
-from dba3c.errors import RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError, writing
 from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.resuming import refuse_another_run
 from dba3c.roles import PER_START
-from dba3c.runs.ending import STOP_COMMAND, before_the_first_update, note_end
+from dba3c.runs.ending import before_the_first_update, note_end
 from dba3c.runs.files import checkpoint_steps, is_there, write_atomically
-from dba3c.runs.folder import RunFolder
-from dba3c.runs.host_facts import started_by
-from dba3c.runs.lock import NOBODY, taken_over
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
+from dba3c.runs.host_facts import namespace, started_by
+from dba3c.runs.lock import HEARTBEAT_LOST_S, HEARTBEAT_S, NOBODY, living_holder, taken_over
 from launch.cluster.launchers import TORCHRUN, LaunchPlace
 from launch.local.child import Child, describe_exit, raise_interrupt, taking_signals
 from launch.local.fork_server import ForkServer
@@ -210,6 +210,23 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
     is_ours = bool(place.launch_id) and life.get("launch_id") == place.launch_id
     ours = is_named if place.launcher == TORCHRUN else is_ours
     return ours and not place.restart_count and "ended" not in life
+
+
+def wait_for_its_dead_lock(run_dir: Path, launch_id: str) -> None:
+    """Of a chief that returns. A container that was killed with all that ran in it seems to hold the folder until its
+    heartbeat is old: another container does not see its processes. Raises UserError: the lock cannot be read."""
+    until_s, told = time.monotonic() + HEARTBEAT_LOST_S + 2 * HEARTBEAT_S, False
+    while time.monotonic() < until_s:
+        with writing(run_dir):
+            holder = living_holder(run_dir)
+        if holder is None or holder.launch_id != launch_id or holder.pid_space == namespace("pid"):
+            return
+        if not told:
+            say_to_stderr(
+                f"{run_dir} was held by this launch on {holder.host} a moment ago: waiting until it is given up"
+            )
+            told = True
+        time.sleep(HEARTBEAT_S)
 
 
 def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: int = 0) -> list[RoleProcess]:

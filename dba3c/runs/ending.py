@@ -28,7 +28,7 @@ from dba3c.algorithms.config import REPLAYING
 from dba3c.config import TrainConfig
 from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
 from dba3c.runs.files import checkpoint_steps, is_read_only, write_atomically
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from param_servers.errors import ConfigError, RunBroken
 
 LOOK_S = 1.0
@@ -44,8 +44,6 @@ LOADING_S = 60.0
 """Silence of an evaluator beyond its budget: the last checkpoint is written before, and loaded."""
 TRAINING_ROLES = ("server", "worker", "learner", "actor")
 """Bad input to one of these is bad input to the run."""
-STOP_COMMAND = "dba3c stop"
-"""The reason of a run that its user stopped: like after Ctrl-C a study goes on with it."""
 REFUSED = ".refused.json"
 
 

@@ -69,13 +69,23 @@ def _written_beside(path: Path, content: str | bytes, mode: int) -> Iterator[Pat
 
 def is_there(path: Path) -> bool:
     """Raises UserError: it cannot be looked at."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    return True
+    for again in (True, False):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if again:
+                look_anew(path.parent)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+        else:
+            return True
+    return False
+
+
+def look_anew(folder: Path) -> None:
+    """NFS believes for up to a minute that what was not there still is not, unless the folder is opened."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def is_read_only(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 config.json            the resolved, complete configuration
 meta.json              versions, commit, host facts, topology and one entry for each life (launch) of the run
 metrics/ROLE-RANK.jsonl  append-only records: the truth
-tensorboard/  checkpoints/  videos/  audit/
+tensorboard/  checkpoints/  videos/  audit/  logs/  evaluations/  exports/
 observations/          statistics that observations are normalised by, where they are
 curve.csv              in a committed run's place of metrics/
 rendezvous/NAME.json   where a server listens, who has left, …: in this life
@@ -28,10 +28,12 @@ from dba3c.config import TrainConfig
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
 from dba3c.runs.contents import CURVE_FILE, FOLDERS, refuse_strangers, refuse_what_is_there, runs_beneath
-from dba3c.runs.files import check_writable, is_there, resolved, write_atomically, write_once
+from dba3c.runs.files import check_writable, is_there, look_anew, resolved, write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held, taken_over
 
 SECRET_VARIABLE = "DBA3C_SECRET"
+STOP_COMMAND = "dba3c stop"
+"""The reason of a run that its user stopped: like after Ctrl-C a study goes on with it."""
 CLOCKS_S = 10.0
 """So far apart may the clocks of two hosts be."""
 
@@ -262,10 +264,19 @@ class RunFolder:
     def _forget_last_life(self, launch_id: str) -> None:
         """What belonged to the last life only: addresses of dead processes, who failed, and why it was stopped.
 
-        Those of who outlived the chief of a launch that goes on still hold: nobody publishes an address twice.
+        Addresses of who outlived the chief of a launch that goes on still hold: nobody publishes one twice. Not so a
+        loopback's of another network namespace, or of before a reboot. That somebody stopped such a launch while it had
+        no chief holds, too.
         """
-        goes_on = bool(launch_id) and self.life().get("launch_id") == launch_id
-        old = self.rendezvous.glob("left-*.json") if goes_on else self.rendezvous.iterdir()
+        life, here = self.life(), host_facts.namespace("net")
+        goes_on = bool(launch_id) and life.get("launch_id") == launch_id and "ended" not in life
+        old = [
+            entry
+            for entry in self.rendezvous.iterdir()
+            if not goes_on
+            or entry.name.startswith("left-")
+            or (self.published(entry.stem) or {}).get("only_in", here) != here
+        ]
         for entry in (*old, *self.path.glob("logs/failure-*.json")):
             entry.unlink(missing_ok=True)
         reason = self.stop_reason()
@@ -273,7 +284,8 @@ class RunFolder:
             meta = self.meta()
             meta.setdefault("lives", [{}])[-1]["stop_reason"] = reason
             self._write_meta(meta)
-            (self.path / "stop.json").unlink(missing_ok=True)
+            if not goes_on or reason != STOP_COMMAND:
+                (self.path / "stop.json").unlink(missing_ok=True)
 
     @property
     def is_committed(self) -> bool:
@@ -364,6 +376,7 @@ class RunFolder:
         return bool((self._stop_request() or {}).get("failed"))
 
     def _stop_request(self) -> dict[str, Any] | None:
+        look_anew(self.path)
         try:
             text = (self.path / "stop.json").read_text()
         except FileNotFoundError:

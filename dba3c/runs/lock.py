@@ -14,11 +14,12 @@ has it; where it has none, the one whose token is in the file afterwards has won
 
 A holder may be wrongly called dead by 2: it was frozen, or could not reach the file system. So
 
-3. every process of a launch looks at the file every HEARTBEAT_S. Only another launch's name in it, or, where it is
-   gone, in the newest life of meta.json, makes it lose the folder: it then ends at once and writes nothing more. (A
-   chief that its launcher has started again is the same launch to all but its predecessor.) Reads and refreshes that
-   fail change nothing, and a file that somebody has deleted is put back; but where config.json has been gone, too, for
-   HEARTBEAT_LOST_S, the run was deleted, and nobody could go on with what it still learns;
+3. every process of a launch, but for a worker's other lanes, which end with its first, looks at the file every
+   HEARTBEAT_S. Only another launch's name in it, or, where it is gone, in the newest life of meta.json, makes it lose
+   the folder: it then ends at once and writes nothing more. (A chief that its launcher has started again is the same
+   launch to all but its predecessor.) Reads and refreshes that fail change nothing, and a file that somebody has
+   deleted is put back; but where config.json has been gone, too, for HEARTBEAT_LOST_S, the run was deleted, and nobody
+   could go on with what it still learns;
 4. a refresh that fails for less than HEARTBEAT_LOST_S lets nobody in. After that a launch on another host may take the
    folder; it first waits for two heartbeats, and is refused when one comes. Whoever lives learns of it by 3.
 """

@@ -24,9 +24,8 @@ from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
 from dba3c.resuming import changed_on_resume
-from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.files import checkpoint_steps
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from launch import rank, running
 from launch.cli.configuration import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
 from launch.cli.options import parse, parse_resume, parse_train
@@ -59,9 +58,11 @@ def train(words: Sequence[str]) -> int:
     told = said_of_samples(said, config)
     if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
-        goes_on = said.resume or running.returns(run_dir, place)
+        returns = not said.resume and running.returns(run_dir, place)
+        if returns:
+            running.wait_for_its_dead_lock(run_dir, place.launch_id)
         return running.train(
-            config, run_dir, resume=goes_on, command=command, told=told,
+            config, run_dir, resume=said.resume or returns, command=command, told=told,
             launch_id=place.launch_id, run_name=place.run_name,
         )[0]  # fmt: skip
     return running.train(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)[0]

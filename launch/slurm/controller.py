@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError
 from dba3c.runs.files import is_read_only, write_atomically, write_once
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from dba3c.runs.lock import HEARTBEAT_LOST_S, RunLock, heartbeat, living_holder
 from param_servers.timeouts import AwakeClock
 
@@ -249,7 +249,10 @@ def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[s
     """
     claim, job = run_dir / FOLDER / f"requeued-{launch_id}", job_name(environ)
     _wait_for_turn(claim)
-    refusal = requeue(environ, others_ask=True)
+    asked = ""
+    with contextlib.suppress(UserError, OSError):
+        asked = RunFolder(run_dir).stop_reason() or ""
+    refusal = f"{STOP_COMMAND} has asked it to end" if asked == STOP_COMMAND else requeue(environ, others_ask=True)
     if not refusal:
         return f"the first node is lost, and with it the run's chief: job {job} is requeued"
     told = f"the first node is lost and job {job} is not requeued ({refusal})"

@@ -325,7 +325,7 @@ class LostNodes:
     def options(self, node: str, time_left: str, job: str) -> list[str]:
         """One node like the lost one, for as long as the job may still run; ``job`` is what scontrol shows of it."""
         shown = dict(re.findall(r"(?:^| )(\w+)=(\S*)", job))
-        asked = {option: re.sub(r"^gres[:/]", "", shown.get(name, "")) for name, option in PASSED_ON.items()}
+        asked = {option: re.sub(r"(^|,)gres[:/]", r"\1", shown.get(name, "")) for name, option in PASSED_ON.items()}
         asked["--cpus-per-task"] = self.environ.get("SLURM_CPUS_PER_TASK", "")
         return [
             f"--job-name={self._name(node)}",

@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -29,6 +30,9 @@ from param_servers.errors import PeerLost, first_line
 from param_servers.exchange import Publish, Resolve
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S, within
 from param_servers.wire.tcp_sockets import listen_address
+
+TRY_S = 10.0
+"""How long one address of rank 0 is tried at a time."""
 
 
 class Collective(Protocol):
@@ -60,11 +64,12 @@ class Collective(Protocol):
 
 def wait_for_address(resolve: Resolve, rank: int, timeout_s: float) -> tuple[str, int]:
     """Ask `resolve` until it knows. Raises PeerLost."""
-    deadline_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while (address := resolve(rank)) is None:
-        if time.monotonic() > deadline_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s > timeout_s:
             raise PeerLost(f"rank {rank} published no address within {timeout_s:g} s")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, waited_s / 10), 0.5))  # many ranks may wait for minutes
     return address
 
 
@@ -90,18 +95,26 @@ def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[A
     return _private(store, secret), port
 
 
-def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
-    """The store that another rank hosts at (host, port).
+def reach_store(resolve: Resolve, secret: bytes, timeout_s: float) -> Any:
+    """The store that rank 0 hosts, wherever `resolve` says at each try: at first perhaps where its earlier life was.
 
     Raises:
         PeerLost: it did not answer within `timeout_s`.
     """
-    timeout = timedelta(seconds=timeout_s)
-    try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
-        store = within(timeout_s + GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
-    except (RuntimeError, TimeoutError) as error:
-        raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
-    return _private(store, secret)
+    until_s, left_s = time.monotonic() + timeout_s, timeout_s
+    while True:
+        host, port = wait_for_address(resolve, 0, left_s)
+        patience = timedelta(seconds=max(1.0, min(TRY_S, left_s)))
+        connect = partial(TCPStore, host, port, None, False, patience, wait_for_workers=False)
+        try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
+            store = within(patience.total_seconds() + GRACE_S, connect)
+        except (RuntimeError, TimeoutError) as error:
+            if (left_s := until_s - time.monotonic()) <= 0:
+                raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
+            time.sleep(0.5)
+        else:
+            store.set_timeout(timedelta(seconds=timeout_s))
+            return _private(store, secret)
 
 
 def _private(store: Any, secret: bytes) -> Any:
@@ -153,7 +166,7 @@ class TorchCollective:
             store, port = host_store(address, config.port, secret, timeout_s)
             publish(address, port)
         else:
-            store = reach_store(*wait_for_address(resolve, 0, timeout_s), secret, timeout_s)
+            store = reach_store(resolve, secret, timeout_s)
         return cls(rank, config.num_workers, store, config)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:

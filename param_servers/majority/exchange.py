@@ -323,7 +323,8 @@ class MajorityExchange:
     def _build_group(self, store_port: int) -> TorchCollective:
         config, place = self._config, self._members.index(self.rank)
         if self._store is None:
-            self._store = reach_store(self._chief_host, store_port, self._secret, config.timeouts.step_s)
+            chief = self._chief_host, store_port
+            self._store = reach_store(lambda _: chief, self._secret, config.timeouts.step_s)
         return TorchCollective(place, len(self._members), self._store, config, self._generation)
 
     def _leave_group(self) -> None:

@@ -1,8 +1,11 @@
 """How a role's errors end its process: one line, and an exit code that its supervisor understands."""
 
 import errno
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +69,29 @@ def test_sigterm_to_a_role_ends_the_run_but_where_it_is_of_a_replacement(
     monkeypatch.setattr(signal, "signal", lambda signum, handler: handled.append(signum.name))
     role.stop_on_signal(RunFolder(run_dir), "worker 3")
     assert handled == [*hears, "SIGUSR1"]  # a warning to a whole step, which the rank obeys
+
+
+LANE = """
+import os, signal, sys
+from pathlib import Path
+from dba3c.runs.folder import RunFolder
+from launch import role
+from launch.local.child import PARENT_VARIABLE
+os.environ[PARENT_VARIABLE] = str(os.getppid())
+folder = RunFolder(Path(sys.argv[1]))
+role.stop_on_signal(folder, "worker 3")
+ask = signal.getsignal(signal.SIGTERM)
+if not os.fork():
+    signal.signal(signal.SIGTERM, ask)  # as lanes do
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_lane_that_hears_sigterm_does_not_take_the_death_of_a_launcher_for_its_reason(run_dir: Path) -> None:
+    subprocess.run([sys.executable, "-c", LANE, str(run_dir)], check=True, timeout=120)
+    assert json.loads((run_dir / "stop.json").read_text())["failed"] is False
 
 
 @pytest.mark.parametrize("error", [ValueError("late\ntrouble"), SystemExit("late trouble")])

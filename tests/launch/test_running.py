@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ import pytest
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.roles import PER_START
-from dba3c.runs.ending import STOP_COMMAND, RunEnd
-from dba3c.runs.folder import RunFolder
+from dba3c.runs import lock
+from dba3c.runs.ending import RunEnd
+from dba3c.runs.files import write_atomically
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from launch import rank as launch_rank
 from launch import running
 from launch.cli.options import parse_train
@@ -212,3 +216,33 @@ def test_a_machine_without_room_for_temporary_files_is_one_line_that_says_what_t
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     with pytest.raises(UserError, match=r"No usable temporary directory found in .*: set TMPDIR to a folder with room"):
         running._temporary_folder()
+
+
+def test_a_chief_waits_for_the_lock_that_its_killed_container_has_left_and_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "HEARTBEAT_S", 0.02)
+    run_dir = tmp_path / "run"
+    RunFolder.create(run_dir, {}, launch_id="uid-1").release()
+    left = lock.Holder.this_process("uid-1")
+    for holder, waits in (
+        (replace(left, pid_space="another container's"), True),
+        (replace(left, pid_space="another container's", launch_id="uid-2"), False),
+        (left, False),
+    ):
+        monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 1.0 if waits else 600.0)
+        write_atomically(run_dir / lock.LOCK_NAME, json.dumps(asdict(holder)))
+        running.wait_for_its_dead_lock(run_dir, "uid-1")
+        assert (lock.living_holder(run_dir) is None) is waits
+        assert ("was held by this launch" in capsys.readouterr().err) is waits
+
+
+def test_who_was_asked_to_stop_while_its_chief_was_away_ends_when_that_comes_back(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for reason, stays in (("SIGTERM at server 0", False), (STOP_COMMAND, True)):
+        with RunFolder.launch(run_dir, "{}", resume=run_dir.exists(), launch_id="uid-1") as run:
+            run.request_stop(reason)
+        with RunFolder.launch(run_dir, None, resume=True, launch_id="uid-1") as again:
+            assert (again.stop_reason() == STOP_COMMAND) is stays
+    with RunFolder.launch(run_dir, None, resume=True, launch_id="uid-2") as another:
+        assert another.stop_reason() is None

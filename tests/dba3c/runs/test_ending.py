@@ -11,8 +11,8 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.runs import ending
 from dba3c.runs import folder as folder_module
-from dba3c.runs.ending import STOP_COMMAND, RunEnd, StopRule, note_failure, outcome
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.ending import RunEnd, StopRule, note_failure, outcome
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from param_servers.errors import RunBroken
 
 

@@ -259,3 +259,15 @@ def test_a_rank_of_a_run_that_torchrun_starts_again_opens_no_life_of_before_it_w
     first.end_life("stopped", "SIGTERM at server 0")
     first.release()
     assert opens(began_s) and not opens(time.time() + 0.001)
+
+
+def test_a_chief_that_comes_back_forgets_addresses_that_only_its_dead_processes_could_reach(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}, launch_id="j") as first:
+        for name, address in {
+            "server-0": {"host": "127.0.0.1", "port": 1, "only_in": "before this machine was booted"},
+            "server-1": {"host": "10.0.0.1", "port": 1},
+        }.items():
+            first.publish(name, address)
+    with RunFolder.launch(tmp_path / "run", None, resume=True, launch_id="j") as second:
+        assert second.published("server-0") is None
+        assert second.published("server-1") is not None

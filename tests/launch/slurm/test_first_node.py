@@ -13,7 +13,7 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.runs import lock as run_lock
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import STOP_COMMAND, RunFolder
 from dba3c.runs.lock import LOCK_NAME
 from launch.slurm import controller
 from tests.launch.slurm.conftest import Fake, asked
@@ -174,6 +174,17 @@ def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
     said = controller.requeue_without_first_node(claimed(tmp_path / "run", by_another=False), "7-0", JOB)
     assert "scontrol cannot be run" in said
     assert "cannot be ended" in said
+
+
+def test_a_run_that_was_asked_to_stop_while_its_first_node_was_away_is_not_requeued(tmp_path: Path, fake: Fake) -> None:
+    fake("scontrol", "exit 0")
+    fake("scancel", "exit 0")
+    run_dir = tmp_path / "run"
+    with RunFolder.create(run_dir, {}, launch_id="7-0") as folder:
+        folder.request_stop(STOP_COMMAND)
+    said = controller.requeue_without_first_node(run_dir, "7-0", JOB)
+    assert "is not requeued (dba3c stop has asked it to end): ended" in said
+    assert asked(tmp_path) == ["scancel 7"]
 
 
 def claimed(run_dir: Path, by_another: bool = True) -> Path:

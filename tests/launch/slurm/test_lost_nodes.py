@@ -28,7 +28,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 SHOWN = (
     "JobId=7 JobName=breakout Account=(null) QOS=normal Partition=short ExcNodeList=n[8-9] NodeList=n[1-2] NumNodes=2 "
-    "MinMemoryNode=4G MinTmpDiskNode=0 Features=a|b Reservation=ours TresPerNode=gres:gpu:2\n"
+    "MinMemoryNode=4G MinTmpDiskNode=0 Features=a|b Reservation=ours TresPerNode=gres/gpu:2,gres/shard:4\n"
 )
 
 
@@ -114,7 +114,7 @@ def test_a_replacement_is_told_whose_place_it_takes(slurm: FakeSlurm) -> None:
 def test_a_replacement_is_a_node_of_the_same_kind_for_the_time_that_is_left(slurm: FakeSlurm) -> None:
     options = slurm.nodes.options("n3", "1:02:03", SHOWN)
     wanted = {"--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=4", "--time=1:02:03", "--partition=short"}
-    wanted |= {"--qos=normal", "--mem=4G", "--constraint=a|b", "--gres=gpu:2", "--reservation=ours"}
+    wanted |= {"--qos=normal", "--mem=4G", "--constraint=a|b", "--gres=gpu:2,shard:4", "--reservation=ours"}
     assert wanted | {"--exclude=n[8-9]"} <= set(options)
     assert not [option for option in options if "(null)" in option]
 
@@ -153,6 +153,14 @@ def test_a_replacement_that_is_refused_again_and_again_is_given_up(slurm: FakeSl
         slurm.look()
     assert len(slurm.submitted()) == SUBMIT_TRIES
     assert slurm.said[-1] == "node n3 is lost and cannot be replaced (try 5 of 5): no hours left"
+
+
+def test_a_lost_node_of_a_heterogeneous_job_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_dir: Path
+) -> None:
+    slurm = FakeSlurm(monkeypatch, capsys, run_dir, {**JOB, "SLURM_HET_SIZE": "2"})
+    slurm.looked = "n[1-2]|1:00\n"
+    assert slurm.look() == []
 
 
 @pytest.mark.parametrize("answer", ["p[1-|1:00\n", "n[7-9]|1:00\n", "", "\n"])

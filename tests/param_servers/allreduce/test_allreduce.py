@@ -25,6 +25,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout
+from tests.ports import free_port
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.01")
@@ -360,6 +361,31 @@ def test_a_rank_whose_rank_0_publishes_no_address_does_not_wait_for_ever(board):
         TorchCollective.join(
             1, config, secret=b"0123456789abcdef", publish=board.publisher(1), resolve=lambda rank: None
         )
+
+
+def test_a_rank_that_dials_where_rank_0_was_before_it_was_started_again_finds_where_it_is_now(board):
+    config = ExchangeConfig(exchange="allreduce", num_workers=2, join_timeout_s=60)
+    earlier = iter([("127.0.0.1", free_port())])  # nobody listens there any more
+    begins, joined = threading.Event(), []
+
+    def resolve(rank):
+        begins.set()
+        return next(earlier, None) or board.resolve(rank)
+
+    def join(rank):
+        if rank == 0:
+            begins.wait(60)
+        how = {"secret": b"0123456789abcdef", "publish": board.publisher(rank), "resolve": resolve}
+        joined.append(TorchCollective.join(rank, config, **how))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(collective.rank for collective in joined) == [0, 1]
+    for collective in joined:
+        collective.close()
 
 
 def test_store_and_group_listen_on_the_chosen_address_only(run_ranks):
