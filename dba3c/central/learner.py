@@ -140,7 +140,7 @@ def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, act
     steps, room = config.replay.replay_capacity, available_memory_bytes()
     try:
         trainer = _trainer(config, network, spaces, actors, seed)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # NumPy's for an array of more bytes than can be counted
         raise UserError(f"no memory for a replay of {steps:,} agent steps: {error}; see --replay-capacity") from error
     if (needed := trainer.memory_bytes) > room:  # short runs do not fill it
         least, see = trainer.least_steps, "--replay-capacity"

@@ -32,7 +32,7 @@ from dba3c.evaluation.full_games import (
 )
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
-from dba3c.runs.checkpoints import CheckpointWatch, TrainedParameters
+from dba3c.runs.checkpoints import FOLDER_AWAY, CheckpointWatch, TrainedParameters
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
@@ -238,7 +238,8 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         while (last := watch.newest_unseen()) is None and watch.unreadable is not None and overtime() is None:
             time.sleep(look_s)
         if last is None:
-            unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, watch.unreadable)}"
+            step = None if watch.unreadable == FOLDER_AWAY else watch.unreadable
+            unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, step)}"
             tell(f"there is no checkpoint that was not played with{unread}")
         else:
             play(last)

@@ -68,6 +68,7 @@ class Monitor:
         life_s = facts.lives[-1].started_s if facts.lives else 0.0
         self._since_s = time.time() if again else life_s  # what is older was drawn by an earlier life
         tracked = TrackedRun.of(run)
+        tracked = replace(tracked, resumed=tracked.resumed or again)  # something was drawn before
         self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
         self.summary = RunSummary(facts)
         self.stop_reason: str | None = None

@@ -139,7 +139,6 @@ _ROWS: dict[Kind, tuple[tuple[str, str, Reduction, str], ...]] = {
         ("active_relus", "share", "mean", "network/active_relus"),
         ("gradient_norm", "L2 norm", "mean", "gradient/norm_before_clipping"),
         ("gradient_norm_clipped", "L2 norm", "mean", "gradient/norm_after_clipping"),
-        ("learning_rate", "rate", "last", "schedule/learning_rate"),
         ("entropy_cost", "factor", "last", "schedule/entropy_cost"),
         ("staleness_mean", "steps", "mean", "gradient/delay_mean"),
         ("staleness_min", "steps", "min", "gradient/delay_min"),

@@ -138,6 +138,10 @@ def _named(steps: list[int]) -> str:
     return newest if len(steps) <= _STEPS_NAMED else f"… {newest}"
 
 
+FOLDER_AWAY = -1
+"""No checkpoint's step."""
+
+
 class CheckpointWatch:
     """Hands out each new checkpoint of a run; the newest one when several came meanwhile.
 
@@ -147,7 +151,8 @@ class CheckpointWatch:
         say: called with one line for each torn checkpoint.
 
     Attributes:
-        unreadable: step of the checkpoint that the last look could not read, which is looked at again; None: it could.
+        unreadable: step of the checkpoint that the last look could not read, which is looked at again; `FOLDER_AWAY`:
+            not even which there are; None: it could.
         passed_over: steps that came since the last policy was handed out and are older than the one handed out now.
     """
 
@@ -228,8 +233,14 @@ class CheckpointWatch:
     def _made(self) -> set[tuple[int, int]]:
         """(step, when its directory was made, ns) of every checkpoint: after a roll-back a step is made anew."""
         made = set()
-        with contextlib.suppress(OSError):  # away for a while: the next look sees them; `run_end` bounds the while
+        try:
             for step in checkpoint_steps(self._checkpoints):
                 with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
                     made.add((step, (self._checkpoints / f"step-{step}").stat().st_mtime_ns))
+        except OSError as error:  # away for a while: the next look sees them; `run_end` bounds the while
+            if self.unreadable is None:
+                self._say(f"{self._checkpoints} cannot be read: {error.strerror or error}")
+                self.unreadable = FOLDER_AWAY
+        else:
+            self.unreadable = None if self.unreadable == FOLDER_AWAY else self.unreadable
         return made

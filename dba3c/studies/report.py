@@ -2,6 +2,7 @@
 
 import base64
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -136,7 +137,8 @@ def _origins(results: StudyResults) -> str:
     lines = []
     for result in results.points:
         life = (result.curves[0].meta.get("lives") or [{}])[0]
-        lines.append(f"{result.point.name}: {life.get('command') or 'dba3c train ' + ' '.join(result.point.words)}")
+        command = life.get("command") or shlex.join(["dba3c", "train", *result.point.words])
+        lines.append(f"{result.point.name}: {command}")
         try:
             lines.append(f"    {made_by(life)}")
         except (KeyError, TypeError, AttributeError):  # an older folder's, or written by hand

@@ -11,11 +11,12 @@ import torch
 from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.policies import Asked, Decision
 from dba3c.assembly.model import build_model, spaces_of
-from dba3c.central.learner import build_trainer
+from dba3c.central.learner import build_trainer, check_trainable
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
 from dba3c.metrics.writer import Sections
 from tests.dba3c.central.in_process import InProcessServing
 
@@ -125,3 +126,10 @@ def test_what_was_seen_before_a_link_broke_is_replayed_behind_what_came_after() 
         assert any(behind)  # the games went on: older frames were there, not zeros
     finally:
         acting.serving.close("")
+
+
+@pytest.mark.parametrize("capacity", [10**13, 10**18])
+def test_a_replay_that_no_memory_holds_is_one_line_with_its_option(capacity: int) -> None:
+    config = replace(BREAKOUT, replay=replace(BREAKOUT.replay, replay_capacity=capacity))
+    with pytest.raises(UserError, match=f"no memory for a replay of {capacity:,} agent steps: .*--replay-capacity$"):
+        check_trainable(config)

@@ -349,6 +349,7 @@ def test_a_file_system_that_is_away_for_a_while_ends_no_evaluator(cartpole, monk
     observations.mkdir()
     (observations / "worker-0.json").write_text('{"0": {"count": 1.0, "mean": [0.0], "squares": [0.0]}}')
     watch = CheckpointWatch(run.checkpoints, lambda: None, say=print)
+    assert watch.unreadable is None
     original = getattr(Path, asks)
 
     def away(path, *given, **options):
@@ -359,7 +360,9 @@ def test_a_file_system_that_is_away_for_a_while_ends_no_evaluator(cartpole, monk
     with monkeypatch.context() as while_away:
         while_away.setattr(Path, asks, away)
         assert watch.newest_unseen() is None
+        assert watch.unreadable is not None  # which is not "there is none"
     assert watch.newest_unseen().step == 10
+    assert watch.unreadable is None
 
 
 @pytest.mark.parametrize("asks", ["exists", "iterdir"])

@@ -157,6 +157,21 @@ def test_a_resumed_life_cuts_off_what_tensorboard_had_after_its_checkpoint(make_
     assert steps == [251], steps
 
 
+def test_a_monitor_that_was_started_again_keeps_in_tensorboard_what_was_drawn_before(make_up_run):
+    run = make_up_run(seconds=30, finished=False)
+    for again in (False, True):
+        monitor = Monitor(run, make_sinks(["tensorboard"]), again=again)
+        if again:
+            writer = MetricsWriter(run, "worker", 0)
+            writer.record_step(301, {"accepted": 1, "loss_total": 0.125})
+            writer.close()
+        monitor.look(START_S + 30 + 30 * again)
+        monitor.close()
+    steps = [event.step for event in scalars(run.path / "tensorboard").Scalars("loss/total")]
+    assert len(steps) > 1 and steps[-1] == 301
+    run.release()
+
+
 def test_events_of_a_resumed_life_before_its_first_point_are_kept_in_tensorboard(make_up_run):
     run = make_up_run(seconds=2)
     for resumed, steps in ((False, (100, 300)), (True, (251,)), (True, ())):

@@ -22,6 +22,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import load_curve
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives, step_values
 from tests.dba3c.metrics.test_background_sink import RecordingSink
+from tests.dba3c.metrics.test_clients import scalars
 
 
 def tracking(name):
@@ -245,11 +246,14 @@ def test_the_process_ends_on_sigterm_with_its_trackers_complete_and_ignores_ctrl
         while not list((run.path / "tensorboard").iterdir()):
             assert process.poll() is None
             time.sleep(0.05)
+        writer.record_step(9, {"accepted": 1, "loss_total": 0.25})
+        writer.flush()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=240)
         deadline.cancel()
     assert process.returncode == 0 and not said
+    assert [point.step for point in scalars(run.path / "tensorboard").Scalars("loss/total")] == [7, 9]
 
 
 @pytest.mark.parametrize(
