@@ -87,7 +87,10 @@ class _Speaker:
             if len(self._unsaid) >= _MOST_UNSAID:
                 return
             held_up = bool(self._unsaid)
-            said = self._thread.submit(lambda: _write(descriptor, text))
+            try:
+                said = self._thread.submit(lambda: _write(descriptor, text))
+            except RuntimeError:  # no room for a thread: what is said next may find some
+                return
             self._unsaid.append(said)
         for _ in range(0 if held_up else _LOOKS):  # while this process is stopped, one of them passes
             if wait([said], PATIENCE_S / _LOOKS).done:

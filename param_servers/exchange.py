@@ -11,7 +11,7 @@ written once.
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -78,7 +78,6 @@ class Receipt(NamedTuple):
     """The gradient's L2 norm as it was offered and as it was clipped, where this process clips it."""
 
 
-@runtime_checkable
 class GradientExchange(Protocol):
     """Pull parameters, push gradients. One caller, one thread; every wait is bounded."""
 

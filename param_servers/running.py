@@ -9,8 +9,8 @@ ask again for an address before each attempt.
 
 import contextlib
 import gc
+import mmap
 import multiprocessing
-import operator
 import os
 import secrets
 import signal
@@ -239,16 +239,17 @@ def train_on_one_machine(
     layout, initial_parameters = plan.layout, plan.layout.flatten(model)
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
     host = listen_address(exchange_config.listen_host, exchange_config.interface)
-    ports = context.Array("i", exchange_config.num_servers, lock=False)  # who is killed must not keep a lock
-    ended, given_up = context.Value("b", 0, lock=False), context.Value("b", 0, lock=False)
+    # without a lock, which who is killed might keep, and without /dev/shm, which a container may lack
+    shared = memoryview(mmap.mmap(-1, 4 * (2 + exchange_config.num_servers))).cast("i")
+    ended, given_up, ports = shared[:1], shared[1:2], shared[2:]
 
     def stop_or_orphaned(step: int, data_points: int) -> str | None:
-        if given_up.value:
+        if given_up[0]:
             return "all workers or a server have failed, and none is started again here"
         return "the process that started this run is gone" if os.getppid() != parent else should_stop(step, data_points)
 
     def address_of(shard: int) -> tuple[str, int] | None:
-        if ended.value:
+        if ended[0]:
             raise RunStopped("all servers have ended")
         return (host, ports[shard]) if ports[shard] else None
 
@@ -262,7 +263,7 @@ def train_on_one_machine(
                 exchange_config=exchange_config,
                 resolve=address_of,
                 secret=secret,
-                publish_address=lambda _, port: operator.setitem(ports, shard, port),
+                publish_address=lambda _, port: ports.__setitem__(shard, port),
                 checkpoint_dir=checkpoints,
                 should_stop=stop_or_orphaned,
                 on_event=on_event,
@@ -292,8 +293,8 @@ def train_on_one_machine(
         _run(
             servers,
             workers,
-            lambda: setattr(given_up, "value", 1),
-            lambda: setattr(ended, "value", 1),
+            lambda: given_up.__setitem__(0, 1),
+            lambda: ended.__setitem__(0, 1),
             exchange_config.timeouts,
         )
         path = find_newest(checkpoints)

@@ -270,10 +270,11 @@ class LeavableThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Begin `work` when all before is done."""
+        """Begin `work` when all before is done. Raises RuntimeError: no thread can be started here."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         future: Future[T] = Future()
         self._work.put((future, work))
         return future

@@ -42,18 +42,6 @@ class SimulateArguments:
     latency_us: float = 50.0
     """One way between two processes, in µs."""
 
-    wire_efficiency: float = 0.95
-    """Tensor bytes / bytes on the wire."""
-
-    message_us: float = 5.0
-    """Processor time of the coordinator for one message, in µs."""
-
-    overlap_lost: float = 0.0
-    """Share of an update's transfer that unfair links keep from overlapping with its gradients."""
-
-    link_unfairness: float = 0.0
-    """How unevenly n workers share a server's link: standard deviation of the logarithm of a share / √n."""
-
     megabytes: float | None = None
     """M: gradient bytes / 1e6; 1.33 (the 2017 network) without a run."""
 
@@ -192,10 +180,8 @@ def cluster_of(arguments: SimulateArguments) -> Cluster:
     return Cluster(
         bytes_per_s=arguments.bandwidth_gbit * 1e9 / 8,
         latency_s=arguments.latency_us / 1e6,
-        wire_efficiency=arguments.wire_efficiency,
-        message_s=arguments.message_us / 1e6,
-        overlap_lost=arguments.overlap_lost,
-        link_unfairness=arguments.link_unfairness,
+        wire_efficiency=0.95,
+        message_s=5e-6,
     )
 
 

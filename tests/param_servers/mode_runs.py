@@ -8,7 +8,6 @@ import torch
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.replica import LocalExchange
@@ -96,7 +95,6 @@ def flat_in(layout, views):
 def train(exchange, layout, stream, worker):
     """The worker's loop; [P] in the stream's own order after the last step."""
     exchange = stream.around(exchange, worker)
-    assert isinstance(exchange, GradientExchange)
     pulled = exchange.pull()
     while pulled.step < STEPS:
         assert exchange.push(stream.gradient(layout, worker, pulled.step), pulled.step, BATCH).accepted

@@ -105,7 +105,6 @@ def test_a_home_of_nobody_and_links_in_a_circle_are_one_line(
     "words",
     [
         "train CartPole-v1 --stop-games 1e19",
-        "simulate --link-unfairness 20",
         "simulate --compute-variation 1e200",
         "simulate --compute-ms 1e300",
         "simulate --straggler-probability 0.5 --straggler-slowdown 1e300",
