@@ -127,9 +127,10 @@ def test_a_job_that_ends_within_the_grace_of_its_preemption_goes_on_all_the_same
 def test_a_job_that_is_cancelled_between_the_limit_s_warning_and_its_end_does_not_come_back(
     small_cluster: Cluster, tmp_path: Path
 ) -> None:
-    limit = ("--nodes=5", "--time=8", "--signal=B:USR1@420")
     args = f"{ENDLESS} --servers 2 --backup-workers 1"
-    job = small_cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=args)
+    job = small_cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=5", args=args)
+    job.wait_for_commits(5)
+    small_cluster.run("scancel", "--batch", "--signal=USR1", job.number)
     job.wait_until(lambda: "SIGUSR1: asking" in job.output, "the warning")
     small_cluster.run("scancel", job.number)
     assert job.wait_for_end()["JobState"] == "CANCELLED"

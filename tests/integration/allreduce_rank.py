@@ -116,7 +116,11 @@ def train(exchange: GradientExchange, worker: int, steps: int) -> Tensor:
     try:
         pulled = exchange.pull()
         while pulled.step < steps:
-            exchange.push(gradient(worker, pulled.step), pulled.step, BATCH)
+            try:
+                exchange.push(gradient(worker, pulled.step), pulled.step, BATCH)
+            except ParamServersError:
+                print(f"allreduce: step {pulled.step} failed", flush=True)
+                raise
             pulled = exchange.pull()
         return pulled.parameters.clone()
     finally:

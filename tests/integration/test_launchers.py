@@ -157,6 +157,24 @@ def test_a_run_that_ends_because_a_rank_has_lost_its_launcher_has_failed_though_
     assert max(checkpoint_steps(ranks.run_dir / "checkpoints")) >= before  # the last, not one of every five steps'
 
 
+class RanksOfAnAllReduce(Ranks):
+    shape = ("--exchange", "allreduce", "--envs-per-worker", "2", "--metrics-window-s", "0.1")
+
+
+@pytest.mark.timeout(240)
+def test_an_all_reduce_of_which_one_rank_has_lost_its_launcher_has_failed_and_is_saved(tmp_path: Path) -> None:
+    environ = {"RANK": "RANK", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "DBA3C_LAUNCH_ID": "one"}
+    with RanksOfAnAllReduce(tmp_path, **environ) as ranks:
+        checkpoints = ranks.run_dir / "checkpoints"
+        wait_until(lambda: checkpoints.exists() and checkpoint_steps(checkpoints), "a checkpoint")
+        before = max(checkpoint_steps(checkpoints))
+        ranks.kill(1)
+        assert ranks.running[0].wait(90) == RUN_ENDED_BROKEN_EXIT
+    ended = RunFolder(ranks.run_dir).life()["ended"]
+    assert (ended["outcome"], ended["reason"]) == ("failed", "SIGTERM at worker 1")
+    assert max(checkpoint_steps(checkpoints)) >= before
+
+
 @pytest.mark.timeout(240)
 def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", {}, launch_id="an earlier one").release()

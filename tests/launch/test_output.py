@@ -67,6 +67,9 @@ def test_what_is_said_from_python_can_be_lost_and_nothing_else_is(monkeypatch: p
     monkeypatch.setattr(sys, "stderr", Gone())
     say_to_stderr("worker 0: killed by SIGKILL; starting it again")
     warn_on_stderr("how the run ended cannot be noted")
+    monkeypatch.setattr(Gone, "write", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        say_to_stderr("worker 0: killed by SIGKILL; starting it again")
 
 
 def test_a_command_says_in_escapes_what_the_encoding_of_its_output_lacks(

@@ -156,6 +156,27 @@ def test_a_run_of_no_server_is_refused() -> None:
         connect(torch.nn.Linear(3, 1), [], secret=bytes(32))
 
 
+def test_a_worker_that_hangs_is_left_out_and_named_and_killed_at_the_end() -> None:
+    def hangs(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+        if rank == 1 and step:
+            threading.Event().wait()
+        return loss(model, rank, step)
+
+    config = ExchangeConfig(
+        exchange="servers", num_workers=2, step_timeout_s=1.0, join_timeout_s=60.0, checkpoint_timeout_s=5.0
+    )
+    late = f"worker 1 did not end within {config.timeouts.drain_s:g} s of the run's end"
+    with pytest.raises(RunBroken, match=late):
+        train_on_one_machine(
+            torch.nn.Linear(3, 1),
+            hangs,
+            OptimizerConfig(),
+            config,
+            data_points=1,
+            should_stop=lambda step, data_points: "enough" if step >= 5 else None,
+        )
+
+
 @pytest.mark.parametrize("exchange", ["allreduce", "majority"])
 def test_servers_of_a_run_that_is_to_have_none_are_refused(exchange: Literal["allreduce", "majority"]) -> None:
     config, model, optimizer = (

@@ -20,6 +20,7 @@ from launch.running import role_processes
 from launch.slurm.job import report
 from param_servers.config import ExchangeConfig
 from tests.launch.local.supervised import Lab
+from tests.refusals import refusing
 from tests.waiting import wait_until
 
 
@@ -64,10 +65,7 @@ def test_a_worker_that_this_machine_has_no_room_to_start_again_is_left_and_the_r
     lab.pid("server-0"), lab.pid("worker-1")
     lost = lab.pid("worker-0")
 
-    def no_room(*_: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(lab.fork_server, "fork", no_room)
+    monkeypatch.setattr(lab.fork_server, "fork", refusing(errno.EAGAIN))
     os.kill(lost, signal.SIGKILL)
     wait_until(lambda: len(lab.said) > 1, "the loss to be told")
     assert "worker 0 cannot be started again" in lab.said[0] and "the run goes on without it" in lab.said[1]
@@ -78,10 +76,7 @@ def test_a_worker_that_this_machine_has_no_room_to_start_again_is_left_and_the_r
 def test_a_machine_without_room_for_the_processes_of_a_run_is_said_in_one_line(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(lab.fork_server, "fork", no_room)
+    monkeypatch.setattr(lab.fork_server, "fork", refusing(errno.EAGAIN))
     server = lab.process("server", 0, "obedient")
     lab.supervisor = Supervisor(lab.fork_server, lab.run_dir, [server], lab.request_stop)
     with pytest.raises(UserError, match=r"server 0, process 1 of 1, cannot be started: .* \(ulimit -u"):

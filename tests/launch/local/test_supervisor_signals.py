@@ -264,14 +264,15 @@ def test_nohup_keeps_a_run_going_when_its_terminal_goes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "stop.json").read_text())["reason"] == "SIGTERM"
 
 
-def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "stubborn"]
+def test_when_the_launcher_is_killed_its_processes_are_asked_for_a_checkpoint_and_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "saves-at-sigterm"]
     launcher = subprocess.Popen(command)
-    wait_until((tmp_path / "stubborn.0.pid").exists, "the role")
-    role = int((tmp_path / "stubborn.0.pid").read_text())
+    wait_until((tmp_path / "saves-at-sigterm.0.pid").exists, "the role")
+    role = int((tmp_path / "saves-at-sigterm.0.pid").read_text())
     launcher.kill()
     launcher.wait(LONG_S)
     wait_until(lambda: gone(role), "the orphan's end")
+    assert (tmp_path / "saves-at-sigterm.saved").exists()
 
 
 def test_an_orphan_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:

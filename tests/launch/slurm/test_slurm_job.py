@@ -168,6 +168,38 @@ def test_a_job_that_is_preempted_before_its_run_has_begun_is_requeued(
     assert asked(tmp_path) == ["scontrol show job --oneliner 7_2", *["scontrol requeue 7_2"] * requeued]
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ("pass", 1, "the run's chief has died: ending the others"),
+        ("folder.end_life('finished', 'score reached')", 0, "the run has ended, srun has not: ending it"),
+    ],
+)
+def test_a_job_whose_ranks_outlive_their_run_ends_them(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    ends: str, code: int, said: str,
+) -> None:  # fmt: skip
+    fake("scontrol", "exit 1")
+    monkeypatch.setattr(slurm_job, "LOOK_S", 0.01)
+    monkeypatch.setattr(slurm_job, "SRUN_FOLLOWS_S", 0.0)
+    run_dir = tmp_path / "run"
+    ranks = (
+        "import sys, threading; from dba3c.runs.folder import RunFolder; "
+        f"folder = RunFolder.create(sys.argv[1], {{}}, launch_id='7-0'); {ends}; folder.release(); "
+        "threading.Event().wait()"
+    )
+    job = SlurmJob(run_dir, [sys.executable, "-c", ranks, str(run_dir)], TASK, LostNodes({}, run_dir, ["dba3c"]))
+    assert job.run() == code
+    assert said in capfd.readouterr().out
+
+
+def test_a_job_is_requeued_a_hundred_times_at_most(tmp_path: Path, fake: Fake) -> None:
+    fake("scontrol", "exit 0")
+    assert controller.requeue({**TASK, "SLURM_RESTART_COUNT": "100"}) == "it has had 100 restarts"
+    assert asked(tmp_path) == []
+    assert controller.requeue({**TASK, "SLURM_RESTART_COUNT": "99"}) == ""
+
+
 def test_a_job_that_is_not_requeued_fails_and_says_how_to_go_on(
     tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
