@@ -310,21 +310,21 @@ section), the least busy tries of those with † in `refused.jsonl`. There, as i
 (`slowest_compute_ms`), the mean over steps of the slowest worker that a step waits for; *bound*, the wire's \
 (BytePS, OSDI'20), headers of TCP not counted; *predicted*, by the simulator, before the row was measured, from \
 calibration of its machine with at most 4 workers that compute nothing (`part` *calibration*; `calibrated.json` is \
-of the newest machine); *busy* (`own_share`), the share of this machine's processors that the row's processes took; \
-`server_cores`, what the busiest server would need on a real host with such cores: beyond 1, one thread is slower \
-than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more). At 10 Gbit/s \
-64 servers beside 64 workers are missing: even at D = 640 this machine would be 62 to 80 % busy (`measure.py --list` \
-has the arithmetic). Over Horovod six rows of 36 are missing and two have a †: its threads ask each other every \
-0.1 ms of the cluster whether all have something to sum, so however long a step computes each rank takes 2 to 4.5 \
-cores of this machine divided by D at 1 Gbit/s, 12 to 32 at 10. 64 of DBA3C's ranks at 1 Gbit/s took 65 % of it at \
-D = 160, 16 of Nature's at 10 Gbit/s 64 % at D = 400; not tried were, at 10 Gbit/s, 32 and 64 of Nature's, 64 of \
-the small network's and 16 to 64 of DBA3C's, which would need a D of 320 to 1,600 and up to an hour a row. \
-**Dedicated servers of 35 workers and more are faster since 30 November**: whoever is far ahead waits for the \
-slowest (`lead_bytes` of `param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 \
-ms for 2.7 MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before \
-that, and not again: those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's \
-1.26), and b = 0 of the \
-next section's servers."""
+of the newest machine); *busy* (`own_share`), the share of this machine's processors that the row's processes \
+took; `server_cores`, what the busiest server would need on a real host with such cores: beyond 1, one thread is \
+slower than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more). At \
+10 Gbit/s 64 servers beside 64 workers of DBA3C's network are missing: at D = 640 this machine would be 62 % busy \
+while gradients are exchanged (`measure.py --list` has the arithmetic), and at 1,280 the row takes 65 minutes. \
+Over Horovod six rows of 36 are missing and one has a †: its threads ask each other every 0.1 ms of the cluster \
+whether all have something to sum, so however long a step computes each rank takes 2 to 4.5 cores of this machine \
+divided by D at 1 Gbit/s, 12 to 46 at 10. 64 of DBA3C's ranks at 1 Gbit/s took 65 % of it at D = 160; 64 of the \
+small network's at 10 Gbit/s took eleven minutes to find each other and then 97 % at D = 1,520, where they were \
+stopped. Not tried were 32 and 64 of Nature's and 16 to 64 of DBA3C's at 10 Gbit/s, which would need a D of 420 to \
+more than 2,000 and 20 to 90 minutes a row. **Dedicated servers of 35 workers and more are faster since 30 \
+November**: whoever is far ahead waits for the slowest (`lead_bytes` of `param_servers/servers/cut_through.py`). \
+With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now \
+412 and 1,004 (1.11 and 1.09). Measured before that, and not again: those of 64 workers at 10 Gbit/s but 4 of the \
+small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of the next section's servers."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
@@ -366,7 +366,7 @@ ring, but Open MPI's `Iallreduce` reduces and then broadcasts below four. All ro
 calibration: `python results/cluster/measure.py --judge`."""
 
 _FURTHER = """\
-The check ends at D = 40, rows go to 640. §: another machine than that of the first row of the same exchange and n \
+The check ends at D = 40, rows go to 1,280. §: another machine than that of the first row of the same exchange and n \
 (16 cores at D = 1 and 2, but for one server). Those of 16 workers at D = 20 and 40, and of 4 servers at 10, were \
 measured one after the other, a minute each; 4 servers' before, of 12 to 28 s and two days, differed by 5.1 %."""
 
