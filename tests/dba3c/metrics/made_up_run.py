@@ -6,6 +6,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 
 START_S = 1_700_000_000.0
+SCORE = sum([second for second in range(30) for _ in (0, 1)][-50:]) / 50  # of its last 50 games, after 30 s
 CONFIG = {"environment": {"env_id": "ALE/Breakout-v5"}, "run": {"stop_score": 300.0, "stop_games": 50}}
 
 

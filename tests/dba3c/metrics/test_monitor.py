@@ -22,7 +22,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import load_curve
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives, step_values
 from tests.dba3c.metrics.test_background_sink import RecordingSink
-from tests.dba3c.metrics.test_clients import scalars
+from tests.dba3c.metrics.test_tensorboard import scalars
 
 
 def tracking(name):
