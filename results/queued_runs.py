@@ -70,7 +70,7 @@ R2D2_OF_A_LAPTOP = (
     " --unroll-length 20 --burn-in 10 --replay-batch 16 --replay-ratio 4 --replay-start 10000 --target-every-steps 250"
     " --discount 0.99 --learning-rate 3e-4 --epsilon 1e-4"
 )
-"""With the preset's 64 sequences of 40 + 100 steps an update took about 13 core-seconds: some 550 in two core-hours, and
+"""With the preset's 64 sequences of 40 + 100 steps an update took about 13 core-seconds: 550 in two core-hours, and
 the target network is copied at every 2,500th. With 16 of 10 + 20 steps it takes 0.5. A gradient's norm is 0.5 then,
 3e-4 for an element, hence the smaller ε."""
 LANES = "--exchange local --workers 1 --lanes 2"
