@@ -25,6 +25,7 @@ from dba3c.studies.figures import (
     IDEAL,
     PALETTE,
     aggregate,
+    begin_y_at_zero,
     finish,
     new_figure,
     new_panels,
@@ -224,10 +225,6 @@ def numbers(rows: Sequence[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 
 
-def from_zero(axes: Axes) -> None:
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-
-
 def communication(folder: Path) -> None:
     """Gradients/s against the number of servers, and each step beside its bound."""
     rows = table(folder / "exchange.csv", rate_mbit="100.0")
@@ -289,7 +286,7 @@ def launch(folder: Path) -> None:
     axes.axhline(sleep_ms, label="the sleep", **IDEAL)
     axes.axhline(1.25 * sleep_ms, color="black", linestyle="--", label="1.25 × the sleep")
     axes.set_xscale("log")
-    from_zero(axes)
+    begin_y_at_zero(axes)
     x_name = f"parameters, MB ({rows[0]['workers']} workers that sleep {sleep_ms:.0f} ms, on two cores)"
     finish(axes, x_name, "ms a step", x)
     save(figure, folder / "overhead")
@@ -321,7 +318,7 @@ def simulation(folder: Path) -> None:
     figure, axes = new_figure()
     for index, compute_ms, x, mine in series(table(folder / "servers.csv", gbit="10"), "compute_ms", "servers"):
         draw_simulated(axes, x, numbers(mine, "as_in_2017_per_s"), f"{compute_ms} ms a batch", index)
-    from_zero(axes)
+    begin_y_at_zero(axes)
     axes.set_xscale("log", base=2)
     finish(axes, "parameter servers (65 workers, 60 gradients, 10 Gbit/s)", "data points/s", x)
     save(figure, folder / "servers")

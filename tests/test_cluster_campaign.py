@@ -19,14 +19,14 @@ from dba3c.benchmarks.dilated_cluster import read
 from dba3c.simulation.cluster import Cluster
 from dba3c.studies.page import rows_of
 from param_servers.benchmarks import cluster as lab
-from param_servers.benchmarks.cluster import QUEUE_BYTES, Scene
+from param_servers.benchmarks.cluster import Scene
 from param_servers.benchmarks.exchange import Measured, Worked
 from param_servers.benchmarks.hosts import Fault
 from param_servers.errors import PeerLost
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "cluster"
 ROW = {"refused": False, "step_ms": 50.0, "own_share": 0.4, "busy_share": 0.5, "dilation": 20, "row_s": 7.0}
-ROW["queue_bytes"] = QUEUE_BYTES
+ROW["others_share"] = 0.1
 
 
 def row_of(times_s: NDArray[np.float64], **given: Any) -> dict[str, Any]:
@@ -111,24 +111,13 @@ def test_a_row_beside_other_work_is_tried_again_at_the_same_dilation(campaign: A
 
     def beside_others(scene: Scene, times_s: Any, dilation: int, *given: Any) -> dict[str, Any]:
         asked.append(dilation)
-        return row_of(times_s, busy_share=0.95 if len(asked) == 1 else 0.5, dilation=dilation)
+        return row_of(times_s, others_share=0.55 if len(asked) == 1 else 0.1, dilation=dilation)
 
     monkeypatch.setattr(campaign.lab, "measure", beside_others)
     for _ in range(2):
         campaign.campaign(float("inf"), 5.0, [""])
     assert len(asked) == 3 and asked[2] == asked[0]
     assert len(rows_of(campaign.REFUSED)) == 1 and len(rows_of(campaign.ROWS)) == 2
-
-
-def test_a_row_from_before_the_switchs_queues_were_repaired_is_measured_again_and_then_counts(campaign: Any) -> None:
-    campaign.campaign(float("inf"), 5.0, [""])
-    old = rows_of(campaign.ROWS)[0]
-    del old["queue_bytes"]
-    campaign.ROWS.write_text(json.dumps(old | {"step_ms": 77.0}) + "\n")
-    campaign.campaign(float("inf"), 5.0, [""])
-    assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4, 8]
-    newest = campaign.newest(rows_of(campaign.ROWS))
-    assert [row["step_ms"] for row in newest] == [50.0, 50.0]
 
 
 def test_a_row_whose_processes_fail_stops_no_other(campaign: Any, monkeypatch: Any, capsys: Any) -> None:
@@ -182,14 +171,6 @@ def test_of_a_row_with_a_fault_the_numbers_are_from_before_it_and_all_steps_are_
     assert (line["fault"], line["ended"], line["step_timeout_ms"]) == ("dead server", "measured", 2000.0)
     with pytest.raises(PeerLost, match="the case ended before step 5"):
         lab.through(measured._replace(struck_s=None), fault, 20.0)
-
-
-def test_the_page_is_what_the_rows_say(campaign: Any) -> None:
-    del sys.modules["plan"]  # whose compute times are made up
-    page = importlib.import_module("page")
-    made = json.loads((FOLDER / "meta.json").read_text(encoding="utf-8"))
-    figures = sorted(path.name for path in FOLDER.glob("*.png"))
-    assert page.page(read(FOLDER), made, figures) == (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 def test_what_is_beyond_64_nodes_is_simulated_from_what_was_recorded(campaign: Any) -> None:

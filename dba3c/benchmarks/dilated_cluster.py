@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, new_panels, save
+from dba3c.studies.figures import IDEAL, PALETTE, begin_y_at_zero, finish, new_figure, new_panels, save
 from dba3c.studies.page import rows_of
 
 RATE = "data points/s, time-dilated"
@@ -29,17 +29,14 @@ def newest(rows: Sequence[Row]) -> list[Row]:
     return list({row["key"]: row for row in rows}.values())
 
 
-def with_marked(rows: Sequence[Row], refused: Sequence[Row]) -> list[Row]:
-    """The newest rows; beside them what could only be measured on too busy a machine, the least busy try of each."""
-    kept = newest(rows)
-    known = {row["key"] for row in kept}
-    busy = {row["key"]: row for row in sorted(refused, key=lambda row: -row["own_share"])}
-    return [*kept, *(row for key, row in busy.items() if key not in known)]
-
-
 def read(folder: Path) -> list[Row]:
-    """What is to be shown of a campaign."""
-    return with_marked(rows_of(folder / "rows.jsonl"), rows_of(folder / "refused.jsonl"))
+    """Of a campaign the newest rows; beside them what could only be measured on too busy a machine, the least busy try
+    of each."""
+    kept = newest(rows_of(folder / "rows.jsonl"))
+    known = {row["key"] for row in kept}
+    refused = sorted(rows_of(folder / "refused.jsonl"), key=lambda row: -row["own_share"])
+    busy = {row["key"]: row for row in refused}
+    return [*kept, *(row for key, row in busy.items() if key not in known)]
 
 
 def way(row: Mapping[str, Any]) -> str:
@@ -106,7 +103,7 @@ def _draw_servers(folder: Path, rows: Sequence[Row]) -> None:
             told = f"a server beside every worker ({row['servers']})"
             axes.axhline(row["data_points_per_s"], color=PALETTE[1], linestyle="--", linewidth=1.2, label=told)
     axes.set_xscale("log", base=2)
-    _from_zero(axes)
+    begin_y_at_zero(axes)
     every_k = [row["servers"] for row in sharded]
     axes.set_title(f"{most} workers, {people}, {_dilations(of_servers)}", fontsize=9)
     finish(axes, "parameter servers", RATE, every_k)
@@ -119,7 +116,7 @@ def _draw_backup(folder: Path, rows: Sequence[Row]) -> None:
     file, people = _name(rows)
     figure, axes = new_figure()
     _draw_lines(axes, rows, "backup")
-    _from_zero(axes)
+    begin_y_at_zero(axes)
     axes.set_title(f"log-normal stragglers, {people}, {_dilations(rows)}", fontsize=9)
     finish(axes, f"backup workers of {rows[0]['workers']}", RATE, [row["backup"] for row in rows])
     save(figure, folder / f"backup_{file}")
@@ -209,7 +206,3 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = Non
 def _dilations(rows: Sequence[Row]) -> str:
     every = sorted({row["dilation"] for row in rows})
     return f"time-dilated ×{every[0]:g}" + (f" to ×{every[-1]:g}" if len(every) > 1 else "")
-
-
-def _from_zero(axes: Axes) -> None:
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])

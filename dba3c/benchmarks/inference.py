@@ -9,12 +9,10 @@ Two kinds of environments: ``ALE/Breakout-v5``, and ``blank``, frames of the sam
 make, so that the service is what limits.
 """
 
-import json
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,8 +51,6 @@ class Arguments:
     unroll_length: int = 20
     timeout_ms: float = 10.0
     """Longest wait for a batch of half of the environments."""
-    json: Path | None = None
-    """Write the measurements here as well."""
 
 
 # -- actor processes: environments that ask a service, or nobody -------------------------------------------------------
@@ -310,10 +306,7 @@ def run(arguments: Arguments) -> list[Measurement]:
 
 def main() -> None:
     """Print the table."""
-    arguments = tyro.cli(Arguments, description=__doc__)
-    rows = run(arguments)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
+    run(tyro.cli(Arguments, description=__doc__))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,11 @@ def plain(text: str) -> str:
     return ("\u200b" if text.startswith("_") else "") + printable(text).replace("$", r"\$")
 
 
+def begin_y_at_zero(axes: Axes) -> None:
+    """With room above what is drawn, which then is not to change."""
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+
+
 def legend_below(axes: Axes, **look: Any) -> None:
     """Every label of a figure's axes once, below them, where it covers no data; many make the figure taller."""
     figure = axes.get_figure()

@@ -14,6 +14,7 @@ from dba3c.studies.curve import Curve, check_chart
 from dba3c.studies.figures import (
     IDEAL,
     X_AXES,
+    begin_y_at_zero,
     common_goal,
     draw_measured,
     draw_times,
@@ -176,7 +177,7 @@ def against_axis(
         if ideal:
             axes.plot(x, [pairs[0][1].centre * one / x[0] for one in x], label="linear", **IDEAL)
         elif from_zero:
-            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+            begin_y_at_zero(axes)
         finish(axes, results.study.x_name, y_name, x, log=ideal)
         return save(figure, path)
 

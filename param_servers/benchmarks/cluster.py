@@ -43,7 +43,6 @@ MEGABYTES_PER_PROCESS = 90
 QUEUE_BYTES = 1_000_000
 """Of the switch for each host, whatever D. As much as leaves in a fixed time would be less at slower links, until
 packets are lost, and what is lost waits for timers of the kernel, which are not dilated."""
-MOST_HOSTS = 250
 SLOWEST_MBIT, FASTEST_MBIT = 1.0, 1000.0
 """Below, one TCP segment takes longer than its connection's timers; above, two namespaces on one machine are slower."""
 FASTEST_CHOSEN_MBIT = 250.0
@@ -149,8 +148,6 @@ def check_machine(
 ) -> None:
     """Raises ConfigError, with the arithmetic, where this machine cannot hold the scene at this D."""
     case = scene.case(dilation, 1)
-    if case.hosts > MOST_HOSTS:
-        raise ConfigError(f"{case.hosts} hosts, but the emulated network has addresses for {MOST_HOSTS}")
     if not SLOWEST_MBIT <= case.rate_mbit <= FASTEST_MBIT:
         raise ConfigError(
             f"{scene.gbit:g} Gbit/s / {dilation:g} = {case.rate_mbit:g} Mbit/s for each host, "

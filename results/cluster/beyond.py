@@ -122,7 +122,7 @@ def ways(nodes: int, gbit: float, costs: Processors) -> Iterator[Way]:
     members = Setup(exchange="majority", workers=nodes, backup=nodes // BACKUP_OF)
     decided = replace(ring, message_s=costs.message_s)
     majority_s = costs.rank_s + simulate_times(decided, work, members, times_s).step_s
-    parts["the slowest node"] = float(np.sort(times_s, axis=1)[:, members.gradients - 1].mean())
+    parts = {**parts, "the slowest node": float(np.sort(times_s, axis=1)[:, members.gradients - 1].mean())}
     yield Way(f"majority, b = n / {BACKUP_OF}", members.gradients, majority_s, parts)
     actors = CentralScene(nodes, CORES * ENVIRONMENTS, LEARNER_CORES, gbit, LENGTH_STEPS)
     points, of_a_step = actors.points_per_update, CentralRow(NETWORK, actors).costs()

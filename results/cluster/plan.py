@@ -17,7 +17,7 @@ from over_launchers import LAUNCHED
 from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
 from dba3c.studies.page import rows_of
-from param_servers.benchmarks.cluster import CORES, QUEUE_BYTES, Scene, node_times_s, too_busy
+from param_servers.benchmarks.cluster import CORES, Scene, node_times_s
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.hosts import Fault, FaultKind
 from param_servers.errors import ConfigError
@@ -135,21 +135,9 @@ class CentralRow(NamedTuple):
         return AgentCosts(**found[self.network]["costs"])
 
 
-def others_share(row: dict[str, Any]) -> float:
-    """Of this machine's processors, by what was not of the row; in rows from before that was counted, with what the
-    kernel did for the row."""
-    return float(row.get("others_share", row["busy_share"] - row["own_share"]))
-
-
 def is_calibration(row: dict[str, Any]) -> bool:
     """Without compute the wire alone is asked, and processors are busy."""
     return not row["network"]
-
-
-def is_fresh(row: dict[str, Any]) -> bool:
-    """Whether it was measured with the network that the lab has now, and beside little else."""
-    quiet = others_share(row) <= MOST_OTHERS or too_busy(row)
-    return row.get("queue_bytes") == QUEUE_BYTES and quiet
 
 
 def dilation_told(row: dict[str, Any]) -> str:

@@ -13,27 +13,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from plan import ENVIRONMENTS, SHARED_TIMES, TIMES
+from plan import ENVIRONMENTS, LENGTH_STEPS, SHARED_TIMES, TIMES
 
 from dba3c.simulation.calibration import calibrate
 from dba3c.studies.page import facts, rows_of, write_rows
 from param_servers.benchmarks.hosts import Snapshot
 
 ROLLOUTS = {"small": 2000, "nature": 2000, "dba3c": 1000}
-"""The slowest of 64 nodes × 12 lanes is drawn from them, and should not always be the
-same one (what is there now is from when 400, 300 and 200 were recorded)."""
+"""The slowest of 64 nodes × 12 lanes is drawn from them, and should not always be the same one (what is there now is
+from when 400, 300 and 200 were recorded)."""
 QUIET_S, MOST_BUSY = 2.0, 0.05
 PRECISION = {"small": "bfloat16", "nature": "bfloat16", "dba3c": "float32"}
 """Of the presets (docs/environments.md); DBA3C's network is as it was in 2017."""
 SHARED_ROLLOUTS = {1: 2000, 4: 1000, 20: 300}
 """Of so many environments of a lane: 720 in all are 60 nodes × 12 lanes × 1, 15 × 12 × 4, 3 × 12 × 20."""
-LENGTH_STEPS = 5
-SHAPE = ("network", "environments", "precision")
 
 
 def record(words: str, frames: int) -> tuple[float, ...]:
@@ -66,17 +63,13 @@ def record_rollouts(path: Path, network: str, rollouts: Mapping[int, int]) -> No
             f"--precision {PRECISION[network]} {'--no-grayscale' if network == 'dba3c' else ''}"
         )
         times_s = record(words, 4 * number * LENGTH_STEPS * environments)
-        lines = [(network, environments, PRECISION[network], n, f"{1e3 * s:.4g}") for n, s in enumerate(times_s)]
-        append(path, (*SHAPE, "rollout", "ms"), lines)
-
-
-def append(path: Path, columns: Sequence[str], lines: Sequence[tuple[Any, ...]]) -> None:
-    """After what is there; how they were made beside them."""
-    write_rows(path, [*rows_of(path), *(dict(zip(columns, line, strict=True)) for line in lines)])
-    made = facts("python results/cluster/record_compute.py") | {"load_average": os.getloadavg()}
-    path.with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    mean_ms = sum(float(line[-1]) for line in lines) / len(lines)
-    print(f"{lines[0][0]}, {lines[0][1]} environments: {len(lines)} gradients, mean {mean_ms:.2f} ms", flush=True)
+        shape = {"network": network, "environments": environments, "precision": PRECISION[network]}
+        rows = [{**shape, "rollout": n, "ms": f"{1e3 * s:.4g}"} for n, s in enumerate(times_s)]
+        write_rows(path, [*rows_of(path), *rows])
+        made = facts("python results/cluster/record_compute.py") | {"load_average": os.getloadavg()}
+        path.with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        mean_ms = 1e3 * sum(times_s) / len(times_s)
+        print(f"{network}, {environments} environments: {len(rows)} gradients, mean {mean_ms:.2f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
@@ -56,11 +57,12 @@ def agent_steps_per_s(words: list[str]) -> float:
 
 def write_page(made: str) -> None:
     """The table: medians of the rounds, and of the ratios to one lane within each round."""
-    rounds: dict[tuple[str, str, str, int], list[dict[str, float]]] = defaultdict(list)
+    rounds: dict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
     for row in rows_of(HERE / "rows.jsonl"):
-        rounds[row["processor"], row["network"], row["precision"], row["envs"]].append(row["agent_steps_per_s"])
+        shape = (row["processor"], row["network"], row["precision"], row["envs"])
+        rounds[(*shape, row.get("commit"))].append(row["agent_steps_per_s"])
     table = []
-    for (processor, network, precision, envs), rows in rounds.items():
+    for (processor, network, precision, envs, _), rows in rounds.items():
         cells = [processor, f"{network}, {precision}", str(envs), str(len(rows))]
         for way in WAYS:
             measured = [row for row in rows if way in row]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,22 +31,21 @@ from tests.cluster.conftest import PATIENCE_S, Cluster, Job, lab
 HERE = Path(__file__).resolve().parent
 STEPS_BEFORE_MEMORY = 10
 SERVERS = 4
+RANKS = 64
 
 
 def main() -> None:
     """Measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=64)
-    ranks = parser.parse_args().ranks
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     subprocess.run([sys.executable, "-c", "import launch.cli.runs, launch.role"], check=True, timeout=PATIENCE_S)
-    imports_s = import_everywhere(ranks)
+    imports_s = import_everywhere(RANKS)
     with (
         tempfile.TemporaryDirectory(prefix="dba3c-lab-") as folder,
-        contextmanager(lab)(Path(folder), ranks) as cluster,
+        contextmanager(lab)(Path(folder), RANKS) as cluster,
     ):
-        startup = measure_startup(cluster, ranks)
-    made = facts(shlex.join(["python", "results/launch/measure.py", *sys.argv[1:]]))
+        startup = measure_startup(cluster, RANKS)
+    made = facts("python results/launch/measure.py")
     measured = {**made, "imports_s": imports_s, "startup": startup}
     (HERE / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     print(f"torch alone, imported by as many interpreters: {imports_s:.1f} s", *tables(startup), sep="\n\n")

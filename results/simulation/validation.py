@@ -12,19 +12,19 @@ Writes validation.csv, .json, .png and .svg and the tables of validation.md; abo
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import tyro
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
@@ -56,23 +56,12 @@ COLUMNS = (
     "measured_ms", "predicted_ms", "error", "measured_dropped", "predicted_dropped",
 )  # fmt: skip
 TOLERANCE = 0.1
+HERE = Path(__file__).resolve().parent
+SECONDS, FRAMES, SEED = 25.0, 150_000, 0
+"""Of each validation point; of the run that is calibrated from; of the times that are drawn."""
 _PAGE_COLUMNS = ("part", "workers", "servers", "backup", "megabytes", "steps", "measured_ms", "predicted_ms")
 _FITTED_COLUMNS = ("latency", "a coordinator's message", "tensors on the wire", "overlap lost", "unfairness of n flows")
 _MARKERS = ("o", "s", "^")
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What to measure."""
-
-    output: Path = Path(__file__).resolve().parent
-    seconds: float = 25.0
-    """Of each validation point."""
-    frames: int = 150_000
-    """Of the run that is calibrated from."""
-    only: int | None = None
-    """So many validation points."""
-    seed: int = 0
 
 
 class Point(NamedTuple):
@@ -116,13 +105,13 @@ def predict(cluster: Cluster, point: Point) -> Outcome:
     return simulate_times(cluster, work, point.setup, point.times_s, point.steps + WARM_UP_STEPS)
 
 
-def compute_times(frames: int) -> ComputeTimes:
+def compute_times() -> ComputeTimes:
     """From the run folder of a real run on this machine; stragglers are added."""
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = (
             "train ALE/Breakout-v5 --exchange local --workers 1 --envs-per-worker 16 --metrics-window-s 0 --track "
-            f"--seed 1 --total-frames {frames} --run-dir {run}"
+            f"--seed 1 --total-frames {FRAMES} --run-dir {run}"
         )
         command = [sys.executable, "-m", "launch", *words.split()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
@@ -163,12 +152,11 @@ def row_of(point: Point, measured: Measured, outcome: Outcome) -> dict[str, obje
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def run(arguments: Arguments) -> None:
+def main() -> None:
     """Measures everything, then writes the two files: half of it is not to replace what was there."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
-    output = arguments.output
-    output.mkdir(parents=True, exist_ok=True)
-    compute = compute_times(arguments.frames)
+    compute = compute_times()
     print(f"compute: mean {1e3 * compute.mean_s:.1f} ms, variation {compute.variation:.2f}", flush=True)
     calibration = []
     for n, k, b, megabytes in CALIBRATION:
@@ -178,26 +166,25 @@ def run(arguments: Arguments) -> None:
     cluster = calibrated(calibration)
     print(cluster, flush=True)
     rows = [row_of(point, measured, predict(cluster, point)) for point, measured in calibration]
-    for n, k, b in VALIDATION[: arguments.only]:
+    for n, k, b in VALIDATION:
         setup = Setup(workers=n, servers=k, backup=b)
-        draft = Point("validation", setup, MEGABYTES, 30, compute.draw(1000, n, arguments.seed))
-        steps = max(20, min(300, round(arguments.seconds / predict(cluster, draft).step_s)))
+        draft = Point("validation", setup, MEGABYTES, 30, compute.draw(1000, n, SEED))
+        steps = max(20, min(300, round(SECONDS / predict(cluster, draft).step_s)))
         point = draft._replace(steps=steps, times_s=draft.times_s[: steps + WARM_UP_STEPS])
         rows.append(row_of(point, measure(point), predict(cluster, point)))
         print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
-    write(output, rows, cluster, compute, arguments.seed)
-    draw(output)
-    print(*tables(output), sep="\n\n")
-    if (output / "validation.md").exists():
-        renew(output / "validation.md", made_by(read(output)[1]), *tables(output))
+    write(HERE, rows, cluster, compute)
+    draw(HERE)
+    print(*tables(HERE), sep="\n\n")
+    renew(HERE / "validation.md", made_by(read(HERE)[1]), *tables(HERE))
 
 
-def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute: ComputeTimes, seed: int) -> None:
+def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute: ComputeTimes) -> None:
     """validation.csv, and validation.json with everything that the predictions rest on."""
     write_rows(output / "validation.csv", rows)
     found = {
         **facts("python results/simulation/validation.py"),
-        "seed": seed,
+        "seed": SEED,
         "rate_mbit": RATE_MBIT,
         "calibrated": {name: value for name, value in asdict(cluster).items() if np.isfinite(value)},
         "compute": asdict(compute),
@@ -277,4 +264,4 @@ def tables(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(tyro.cli(Arguments, description=__doc__))
+    main()

@@ -73,7 +73,6 @@ def test_what_no_dilation_makes_slow_enough_is_refused_with_its_arithmetic() -> 
 @pytest.mark.parametrize(
     ("scene", "dilation", "available_mb", "told"),
     [
-        (SCENE._replace(workers=300), 20, 1e6, "304 hosts, but the emulated network has addresses for 250"),
         (SCENE, 1, 1e6, "10 Gbit/s / 1 = 10000 Mbit/s for each host, but this emulation holds 1 to 1000"),
         (SCENE._replace(gbit=0.01), 20, 1e6, "0.01 Gbit/s / 20 = 0.5 Mbit/s"),
         (SCENE, 20, 1000, r"68 processes × \(90 \+ 4 × 2.7\) MB = 6854 MB, but 1000 MB are free"),

@@ -79,7 +79,7 @@ def test_rows_become_a_figure_and_a_page_that_says_how_many_points_are_within_te
         row_of(good, Measured(right.step_s * 1.05, 0.0), right),
         row_of(bad, Measured(predict(TRUE, bad).step_s * 1.5, 0.2), predict(TRUE, bad)),
     ]
-    write(tmp_path, rows, TRUE, ComputeTimes(mean_s=0.1), seed=0)
+    write(tmp_path, rows, TRUE, ComputeTimes(mean_s=0.1))
     near, _, points = tables(tmp_path)
     assert "| 1 of 2 |" in near and "| validation | 3 | 1 | 1 | 1.33 |" in points
     assert {path.name for path in draw(tmp_path)} == {"validation.png", "validation.svg"}
