@@ -169,7 +169,7 @@ def _make_folder(
     goes_on = resume or returns(run_dir, place)
     if goes_on:
         if not resume:
-            wait_for_its_dead_lock(run_dir, place.launch_id)
+            wait_for_its_dead_lock(run_dir)
         refuse_what_is_there(config, run_dir, resume=True)
         for line in had_finished(run_dir):
             say_to_stderr(line)

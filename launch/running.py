@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.config import TrainConfig
-from dba3c.errors import RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError, writing
+from dba3c.errors import RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError, writing
 from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.resuming import refuse_another_run
@@ -108,6 +108,8 @@ def train(
                     with beside(folder):
                         raise_interrupt()
                         code = supervisor.run()
+                    with suppress(UserError, OSError):
+                        code = code or (RUN_ENDED_BROKEN_EXIT if folder.has_failed() else 0)
                 finally:
                     why = note_end(folder, code, supervisor.cause)
                     metrics.close()
@@ -212,10 +214,11 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
     return ours and not place.restart_count and "ended" not in life
 
 
-def wait_for_its_dead_lock(run_dir: Path, launch_id: str) -> None:
+def wait_for_its_dead_lock(run_dir: Path) -> None:
     """Of a chief that returns. A container that was killed with all that ran in it seems to hold the folder until its
     heartbeat is old: another container does not see its processes. Raises UserError: the lock cannot be read."""
     until_s, told = time.monotonic() + HEARTBEAT_LOST_S + 2 * HEARTBEAT_S, False
+    launch_id = RunFolder(run_dir).life().get("launch_id")  # torchrun's lives have ids of their own
     while time.monotonic() < until_s:
         with writing(run_dir):
             holder = living_holder(run_dir)

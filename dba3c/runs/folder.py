@@ -265,8 +265,8 @@ class RunFolder:
         """What belonged to the last life only: addresses of dead processes, who failed, and why it was stopped.
 
         Addresses of who outlived the chief of a launch that goes on still hold: nobody publishes one twice. Not so a
-        loopback's of another network namespace, or of before a reboot. That somebody stopped such a launch while it had
-        no chief holds, too.
+        loopback's of another network namespace, or of before a reboot. That somebody stopped such a launch holds, too:
+        it ends, and has failed, as steps since the newest checkpoint may be lost.
         """
         life, here = self.life(), host_facts.namespace("net")
         goes_on = bool(launch_id) and life.get("launch_id") == launch_id and "ended" not in life
@@ -284,8 +284,9 @@ class RunFolder:
             meta = self.meta()
             meta.setdefault("lives", [{}])[-1]["stop_reason"] = reason
             self._write_meta(meta)
-            if not goes_on or reason != STOP_COMMAND:
-                (self.path / "stop.json").unlink(missing_ok=True)
+            (self.path / "stop.json").unlink(missing_ok=True)
+            if goes_on and reason == STOP_COMMAND:
+                self.request_stop(reason, failed=True)
 
     @property
     def is_committed(self) -> bool:
@@ -363,7 +364,7 @@ class RunFolder:
             warn_on_stderr(f"{error}; this process ends, the others were not told")
 
     def stop_reason(self) -> str | None:
-        """Why the run was asked to end, None when it was not. One `open` on a missing file: fine once a second."""
+        """Why the run was asked to end, None when it was not. Two opens, one of a missing file: fine once a second."""
         request = self._stop_request()
         return self._stop_here if request is None else str(request["reason"])
 

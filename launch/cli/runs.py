@@ -60,7 +60,7 @@ def train(words: Sequence[str]) -> int:
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
         returns = not said.resume and running.returns(run_dir, place)
         if returns:
-            running.wait_for_its_dead_lock(run_dir, place.launch_id)
+            running.wait_for_its_dead_lock(run_dir)
         return running.train(
             config, run_dir, resume=said.resume or returns, command=command, told=told,
             launch_id=place.launch_id, run_name=place.run_name,

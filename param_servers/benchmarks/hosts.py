@@ -28,8 +28,8 @@ import torch
 
 from param_servers.errors import ConfigError, PeerLost
 
-PATIENCE_S = 3600.0
-"""For the next result of a measurement: at D = 640 one takes half an hour. A process that fails is noticed at once."""
+PATIENCE_S = 4 * 3600.0
+"""For the next result of a measurement: at D = 1,280 one takes an hour. A process that fails is noticed at once."""
 FORK = multiprocessing.get_context("fork")
 _CLONE_NEWNET = 0x40000000
 HOST_PREFIX = "dba3c"

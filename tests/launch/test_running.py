@@ -230,9 +230,10 @@ def test_a_chief_waits_for_the_lock_that_its_killed_container_has_left_and_for_n
         (replace(left, pid_space="another container's", launch_id="uid-2"), False),
         (left, False),
     ):
-        monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 1.0 if waits else 600.0)
+        monkeypatch.setattr(lock, "HEARTBEAT_LOST_S", 5.0 if waits else 600.0)
         write_atomically(run_dir / lock.LOCK_NAME, json.dumps(asdict(holder)))
-        running.wait_for_its_dead_lock(run_dir, "uid-1")
+        os.utime(run_dir / lock.LOCK_NAME)
+        running.wait_for_its_dead_lock(run_dir)
         assert (lock.living_holder(run_dir) is None) is waits
         assert ("was held by this launch" in capsys.readouterr().err) is waits
 
@@ -244,5 +245,6 @@ def test_who_was_asked_to_stop_while_its_chief_was_away_ends_when_that_comes_bac
             run.request_stop(reason)
         with RunFolder.launch(run_dir, None, resume=True, launch_id="uid-1") as again:
             assert (again.stop_reason() == STOP_COMMAND) is stays
+            assert again.has_failed() is stays  # what was learned since the checkpoint is lost
     with RunFolder.launch(run_dir, None, resume=True, launch_id="uid-2") as another:
         assert another.stop_reason() is None

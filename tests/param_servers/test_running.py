@@ -163,7 +163,7 @@ def test_a_worker_that_hangs_is_left_out_and_named_and_killed_at_the_end() -> No
         return loss(model, rank, step)
 
     config = ExchangeConfig(
-        exchange="servers", num_workers=2, step_timeout_s=1.0, join_timeout_s=60.0, checkpoint_timeout_s=5.0
+        exchange="servers", num_workers=2, step_timeout_s=10.0, join_timeout_s=60.0, checkpoint_timeout_s=5.0
     )
     late = f"worker 1 did not end within {config.timeouts.drain_s:g} s of the run's end"
     with pytest.raises(RunBroken, match=late):
