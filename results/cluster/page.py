@@ -317,14 +317,15 @@ slower than the link there (an upper bound: at dilated rates packets come one by
 while gradients are exchanged (`measure.py --list` has the arithmetic), and at 1,280 the row takes 65 minutes. \
 Over Horovod six rows of 36 are missing and one has a †: its threads ask each other every 0.1 ms of the cluster \
 whether all have something to sum, so however long a step computes each rank takes 2 to 4.5 cores of this machine \
-divided by D at 1 Gbit/s, 12 to 46 at 10. 64 of DBA3C's ranks at 1 Gbit/s took 65 % of it at D = 160; 64 of the \
-small network's at 10 Gbit/s took eleven minutes to find each other and then 97 % at D = 1,520, where they were \
-stopped. Not tried were 32 and 64 of Nature's and 16 to 64 of DBA3C's at 10 Gbit/s, which would need a D of 420 to \
-more than 2,000 and 20 to 90 minutes a row. **Dedicated servers of 35 workers and more are faster since 30 \
-November**: whoever is far ahead waits for the slowest (`lead_bytes` of `param_servers/servers/cut_through.py`). \
-With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 for 6.7, 1.29 and 1.18 times the bound; now \
-412 and 1,004 (1.11 and 1.09). Measured before that, and not again: those of 64 workers at 10 Gbit/s but 4 of the \
-small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of the next section's servers."""
+divided by D at 1 Gbit/s, 12 to 43 at 10. 64 of DBA3C's ranks at 1 Gbit/s took 65 % of it at D = 160; 64 of the \
+small network's at 10 Gbit/s took eleven minutes to find each other and then kept it 97 % busy at D = 1,520, where \
+they were stopped (watched; there is no row). Not tried were 32 and 64 of Nature's and 16 to 64 of DBA3C's at 10 \
+Gbit/s, which would need a D of 420 to more than 2,000 and 20 to 90 minutes a row. **Dedicated servers of 35 \
+workers and more are faster since 30 November**: whoever is far ahead waits for the slowest (`lead_bytes` of \
+`param_servers/servers/cut_through.py`). With 64 workers at 1 Gbit/s 4 servers took 476 ms for 2.7 MB and 1,080 \
+for 6.7, 1.29 and 1.18 times the bound; now 412 and 1,004 (1.11 and 1.09). Measured before that, and not again: \
+those of 64 workers at 10 Gbit/s but 4 of the small network (1.05 to 1.12, eight of DBA3C's 1.26), and b = 0 of \
+the next section's servers."""
 
 _BACKUP = """\
 64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (`tail` in `rows.jsonl`). \
