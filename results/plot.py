@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from architectures.costs import ARCHITECTURES, plot_costs, read_csv
-from cluster import headline
 from games import beside_ppo
 from games import measure as seven_games
 from games.measure import CPU_HOURS, MEAN_OF_GAMES
@@ -18,7 +17,11 @@ from matplotlib.axes import Axes
 from peers import scores as peers_scores
 from simulation import validation
 
-from dba3c.benchmarks import batch_size, dilated_cluster
+sys.path.insert(0, str(Path(__file__).resolve().parent / "cluster"))
+import headline
+from figures import draw as draw_cluster
+
+from dba3c.benchmarks import batch_size
 from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import (
@@ -356,7 +359,7 @@ def gpu(folder: Path) -> None:
 
 
 def cluster(folder: Path) -> None:
-    dilated_cluster.draw(folder)
+    draw_cluster(folder)
     headline.draw(folder)
 
 

@@ -8,10 +8,10 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
+from figures import way
 from open_mpi import POLL_S
 from plan import STRAGGLER, UNDILATED_HOSTS, mark
 
-from dba3c.benchmarks.dilated_cluster import way
 from dba3c.studies.page import markdown
 
 OURS = ("servers", "async", "allreduce", "all-reduce (MPI)", "all-reduce (Horovod)", "majority")

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from central_lab import CentralScene, predicted_points_per_s
 from headline import PROCESSORS
+from lab import CORES, node_times_s
 from numpy.typing import NDArray
 from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, TIMES, CentralRow, megabytes, recorded_s
 from time_to_score import SWITCH_US
 
-from dba3c.benchmarks.dilated_central import CentralScene, predicted_points_per_s
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import ring_s, simulate_times
 from dba3c.studies.page import markdown, renew, rows_of
-from param_servers.benchmarks.cluster import CORES, node_times_s
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 NODES, GBIT = (64, 256, 1024, 4096), 10.0

@@ -16,13 +16,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from figures import read, way
+from lab import CORES
 from matplotlib.ticker import ScalarFormatter
 
-from dba3c.benchmarks.dilated_cluster import read, way
 from dba3c.studies.curve import load_curve
 from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, save
 from dba3c.studies.page import rows_of
-from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
 GOAL = 300.0

@@ -19,8 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import central_lab
+import lab
 import numpy as np
 import torch
+from figures import newest
+from lab import Scene
 from other_systems import PEERS
 from over_launchers import LAUNCHED
 from plan import (
@@ -39,15 +43,11 @@ from plan import (
     megabytes,
 )
 
-from dba3c.benchmarks import dilated_central
-from dba3c.benchmarks.dilated_cluster import newest
 from dba3c.runs import host_facts
 from dba3c.simulation.calibration import MeasuredPoint, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.studies.page import add_row, facts, rows_of
-from param_servers.benchmarks import cluster as lab
-from param_servers.benchmarks.cluster import Scene
 from param_servers.errors import ConfigError, PeerLost, told
 
 HERE = Path(__file__).resolve().parent
@@ -160,8 +160,8 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
     """Args: seconds: that are measured. Raises ConfigError where the machine cannot hold the row."""
     cores, least = os.cpu_count() or 1, least_dilation(rows_of(REFUSED), row.key)
     if isinstance(row, CentralRow):
-        dilation = max(dilated_central.choose_dilation(row.scene, cores), least)
-        update_s = row.scene.points_per_update / dilated_central.predicted_points_per_s(row.scene, row.costs())
+        dilation = max(central_lab.choose_dilation(row.scene, cores), least)
+        update_s = row.scene.points_per_update / central_lab.predicted_points_per_s(row.scene, row.costs())
         updates = max(4, min(30, round(seconds / (dilation * update_s))))
         return Prepared(dilation, updates, 4 + 0.3 * row.scene.actors + (updates + 4) * dilation * update_s)
     if row.scene.workers == 1:
@@ -303,8 +303,8 @@ def measured(row: Row, prepared: Prepared, clusters: dict[str, Cluster]) -> dict
 def central(row: CentralRow, prepared: Prepared) -> dict[str, Any]:
     """As `measured`, of central inference."""
     scene, costs = row.scene, row.costs()
-    rate = dilated_central.predicted_points_per_s(scene, costs)
-    found = dilated_central.measure(scene, costs, prepared.dilation, prepared.steps)
+    rate = central_lab.predicted_points_per_s(scene, costs)
+    found = central_lab.measure(scene, costs, prepared.dilation, prepared.steps)
     as_others = {"exchange": "central", "workers": scene.actors, "servers": 1, "backup": 0, "colocated": False}
     size = {"megabytes": megabytes(row.network), "steps": prepared.steps}
     return {**as_others, **size, **found, "predicted_ms": round(1e3 * scene.points_per_update / rate, 3)}

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 from beside_others import ASKED_OVER_BOUND, at_one, by_columns, fastest_first, in_bounds, peers, percent, unlike
+from figures import read, way
 from headline import undilated
+from lab import node_times_s
 from plan import (
     DRAWN_STEPS,
     ENVIRONMENTS,
@@ -31,9 +33,7 @@ from plan import (
 )
 from time_to_score import to_score
 
-from dba3c.benchmarks.dilated_cluster import read, way
 from dba3c.studies.page import made_by, markdown
-from param_servers.benchmarks.cluster import node_times_s
 
 HERE = Path(__file__).resolve().parent
 MOST_SPREAD = 0.05

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from central_lab import CentralScene
 from headline import ENVIRONMENTS as SHARED_ENVIRONMENTS
 from headline import LENGTH_STEPS
+from lab import CORES, Scene, node_times_s
 from numpy.typing import NDArray
 from other_systems import PEERS
 from over_launchers import LAUNCHED
 
-from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
 from dba3c.studies.page import rows_of
-from param_servers.benchmarks.cluster import CORES, Scene, node_times_s
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.hosts import Fault, FaultKind
 from param_servers.errors import ConfigError

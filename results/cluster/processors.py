@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from headline import PROCESSORS, SAME_EXCHANGE
+from lab import Scene
 from plan import Row, to_score
 
 from dba3c.studies.page import add_row, facts
-from param_servers.benchmarks.cluster import Scene
 from param_servers.benchmarks.exchange import Case, run
 
 STEPS = 20

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from figures import way
 from headline import (
     DBA3C_MINUTES,
     DBA3C_NODES,
@@ -19,11 +20,10 @@ from headline import (
     learnt,
     of_sizes,
 )
+from lab import CORES
 from plan import REDUCTION_MS, SHARED_TIMES, dilation_told, recorded_s
 
-from dba3c.benchmarks.dilated_cluster import way
 from dba3c.studies.page import markdown, rows_of
-from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
 ASKED_MINUTES = 5.0

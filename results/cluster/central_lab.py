@@ -1,6 +1,6 @@
 """Central inference on a cluster that one machine stands for, by time dilation: n nodes of actors and one learner.
 
-As `param_servers.benchmarks.cluster`: hosts are network namespaces, computing and the network are slowed by the same
+As `lab`: hosts are network namespaces, computing and the network are slowed by the same
 factor D. Links, messages, batches, unrolls and memory are the real ones; environments, policy and gradient are sleeps
 of the time that one core was recorded to take, for an actor's node divided among its 12 cores, for the learner's by as
 many as it is worth.
@@ -11,6 +11,8 @@ import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from lab import CORES, MOST_BUSY, QUEUE_BYTES
+
 from dba3c.benchmarks.inference import GROUPS, BlankEnvironment, ZeroPolicy, shape_of
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
@@ -18,7 +20,6 @@ from dba3c.central.unrolls import UnrollStore
 from dba3c.metrics.writer import Sections
 from dba3c.simulation.cluster import Cluster
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, central_steps_per_s
-from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES
 from param_servers.benchmarks.hosts import FORK, Load, Namespaces, Processes, Snapshot
 from param_servers.errors import ConfigError
 

@@ -11,20 +11,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import lab
 import numpy as np
 import pytest
+from figures import read
+from lab import Scene
 from numpy.typing import NDArray
 
-from dba3c.benchmarks.dilated_cluster import read
 from dba3c.simulation.cluster import Cluster
 from dba3c.studies.page import rows_of
-from param_servers.benchmarks import cluster as lab
-from param_servers.benchmarks.cluster import Scene
 from param_servers.benchmarks.exchange import Measured, Worked
 from param_servers.benchmarks.hosts import Fault
 from param_servers.errors import PeerLost
 
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "cluster"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "cluster"
 ROW = {"refused": False, "step_ms": 50.0, "own_share": 0.4, "busy_share": 0.5, "dilation": 20, "row_s": 7.0}
 ROW["others_share"] = 0.1
 
@@ -37,7 +37,6 @@ def row_of(times_s: NDArray[np.float64], **given: Any) -> dict[str, Any]:
 @pytest.fixture
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """measure.py, with two rows to measure, a fake lab whose calls are `asked`, and files of its own."""
-    monkeypatch.syspath_prepend(str(FOLDER))
     spec = importlib.util.spec_from_file_location("cluster_campaign", FOLDER / "measure.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)

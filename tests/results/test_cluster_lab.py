@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lab
 import numpy as np
 import pytest
+from lab import Scene, check_machine, choose_dilation, expected_busy, node_times_s
 
-from param_servers.benchmarks import cluster, hosts
-from param_servers.benchmarks.cluster import Scene, check_machine, choose_dilation, expected_busy, node_times_s
+from param_servers.benchmarks import hosts
 from param_servers.benchmarks.exchange import Case, run
 from param_servers.benchmarks.hosts import (
     FORK,
@@ -54,7 +55,7 @@ def test_the_bounds_are_those_of_byteps() -> None:
 
 def test_the_dilation_is_the_smallest_that_leaves_the_machine_idle_while_gradients_are_exchanged() -> None:
     chosen = choose_dilation(SCENE, compute_s=0.027, cores=2)
-    smaller = max(d for d in cluster.DILATIONS if d < chosen)
+    smaller = max(d for d in lab.DILATIONS if d < chosen)
     assert expected_busy(SCENE, 0.027, chosen, 2) <= 0.6 < expected_busy(SCENE, 0.027, smaller, 2)
     assert choose_dilation(SCENE, 0.027, 2, least=2 * chosen) == 2 * chosen
     assert choose_dilation(SCENE, 0.027, cores=64) < chosen
@@ -94,7 +95,7 @@ def test_what_the_machine_cannot_hold_is_refused_with_its_arithmetic(
 def test_without_root_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="network namespaces need root"):
-        cluster.check_privileges()
+        lab.check_privileges()
 
 
 def test_a_node_waits_for_the_slowest_of_its_lanes_and_keeps_its_times_when_others_join() -> None:
@@ -215,8 +216,8 @@ def test_a_process_that_fails_ends_the_case_at_once() -> None:
     ids=["colocated", "async"],
 )
 def test_a_small_row_is_measured_in_the_clusters_time(scene: Scene) -> None:
-    cluster.check_privileges()
-    row = cluster.measure(scene, np.full((1, 2), 0.005), dilation=10, steps=20, points=240)
+    lab.check_privileges()
+    row = lab.measure(scene, np.full((1, 2), 0.005), dilation=10, steps=20, points=240)
     assert row["rate_mbit"] == 100.0 and row["dilation"] == 10
     assert row["step_ms"] >= 5.0 / (2 if scene.exchange == "async" else 1)
     assert row["data_points_per_s"] == pytest.approx(240e3 * scene.gradients / row["step_ms"], rel=1e-3)
@@ -227,7 +228,7 @@ def test_a_small_row_is_measured_in_the_clusters_time(scene: Scene) -> None:
 @needs_namespaces
 def test_a_server_whose_host_dies_is_replaced_and_the_run_goes_back_to_its_checkpoint() -> None:
     fault = Fault("dead server", at_step=6, step_timeout_s=20.0, replaced_s=0.5, checkpoint_every_steps=2)
-    row = cluster.measure(
+    row = lab.measure(
         Scene("servers", 2, 0, 2, False, 0.004, 1.0), np.full((1, 2), 0.002), 10, 60, points=240, fault=fault
     )
     pulled = [step for _, step in row["through_ms"][:-1]]  # the last one is its end
@@ -239,7 +240,7 @@ def test_a_server_whose_host_dies_is_replaced_and_the_run_goes_back_to_its_check
 @needs_namespaces
 def test_an_all_reduce_ends_when_a_host_is_unplugged_and_says_who_is_lost() -> None:
     fault = Fault("unplugged host", at_step=5, step_timeout_s=6.0, replaced_s=0.0, checkpoint_every_steps=0)
-    row = cluster.measure(
+    row = lab.measure(
         Scene("allreduce", 3, 0, 0, False, 0.004, 1.0), np.full((1, 3), 0.002), 10, 1000, points=240, fault=fault
     )
     assert "rank 2 of 3 does not answer" in row["ended"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 
+import central_lab
 import pytest
+from central_lab import CentralScene, choose_dilation, predicted_points_per_s
+from lab import CORES
 
-from dba3c.benchmarks import dilated_central
-from dba3c.benchmarks.dilated_central import CentralScene, choose_dilation, predicted_points_per_s
 from dba3c.simulation.simulate import AgentCosts
-from param_servers.benchmarks.cluster import CORES
 from param_servers.errors import ConfigError
 
 COSTS = AgentCosts(environment_s=0.001, inference_s=0.0002, learning_s=0.0003)
@@ -42,7 +42,7 @@ def test_a_slow_learner_bounds_what_is_predicted_and_a_fast_one_leaves_it_to_the
 )
 def test_a_small_row_is_measured_in_the_clusters_time() -> None:
     scene = CentralScene(actors=2, envs_per_actor=4, learner_cores=1.0, gbit=1.0, length_steps=2)
-    row = dilated_central.measure(scene, COSTS, dilation=10, updates=2)
+    row = central_lab.measure(scene, COSTS, dilation=10, updates=2)
     assert row["rate_mbit"] == 100.0 and 0 <= row["own_share"] <= 1
     assert row["step_ms"] >= 1e3 * scene.points_per_update * (COSTS.inference_s + COSTS.learning_s)
     assert row["data_points_per_s"] == pytest.approx(1e3 * scene.points_per_update / row["step_ms"], rel=1e-3)
