@@ -15,7 +15,6 @@ from games import measure as seven_games
 from games.measure import CPU_HOURS, MEAN_OF_GAMES
 from matplotlib.axes import Axes
 from peers import scores as peers_scores
-from simulation import validation
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "cluster"))
 import headline
@@ -346,7 +345,6 @@ def simulation(folder: Path) -> None:
     finish(axes, "speed of the learner's node, in cores", "data points/s: central inference / workers", x)
     axes.tick_params(axis="x", labelsize=8)
     save(figure, folder / "central")
-    validation.draw(folder)
 
 
 def gpu(folder: Path) -> None:

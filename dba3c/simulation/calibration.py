@@ -1,6 +1,4 @@
-"""From measurements to the model: run folders give the work of a step, measured steps the cluster they were made on.
-
-Work is read from section times and counts in metrics/*.jsonl; a cluster is fitted to measured steps of its exchange.
+"""From measurements to the model: run folders give the work of a step, by section times and counts in metrics/*.jsonl.
 
 Records are sums over windows of about a second (`--metrics-window-s`; 0 writes every step). Where a record holds c
 steps its mean varies by 1/√c as much as a step does, which is undone. The shape of the distribution can only be seen
@@ -11,17 +9,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from dba3c.errors import UserError
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
-from dba3c.simulation.simulate import AgentCosts, simulate
+from dba3c.simulation.cluster import ComputeTimes, Work
+from dba3c.simulation.simulate import AgentCosts
 
 COMPUTE_SECTIONS = ("environment", "inference", "learning")
 LEAST_STEPS = 20
@@ -171,55 +168,3 @@ def _manifest_bytes(run: RunFolder) -> int | None:
 
 def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if amount and seconds else math.inf
-
-
-# -- the cluster -------------------------------------------------------------------------------------------------------
-
-_STEPS = 40
-_SEGMENTS = 1448 / 1514
-"""Payload of a full TCP segment / bytes of its Ethernet frame, as a token bucket counts them."""
-_FITTED = {  # start, lower and upper bound, unit
-    "latency_s": (0.5, 0.0, 50.0, 1e-3),
-    "message_s": (0.05, 0.0, 20.0, 1e-3),
-    "wire_efficiency": (0.95, 0.5, 1.0, 1.0),
-    "overlap_lost": (0.2, 0.0, 1.0, 1.0),
-    "link_unfairness": (0.1, 0.0, 0.5, 1.0),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
-    """One measurement of an exchange whose workers compute nothing."""
-
-    setup: Setup
-    model_bytes: float
-    bytes_per_s: float
-    """Of each host's link, in each direction."""
-    step_s: float
-
-    def predicted_s(self, cluster: Cluster) -> float:
-        """The model's step; the cluster gives everything but the rate of the links."""
-        work = Work(model_bytes=self.model_bytes, compute=ComputeTimes(mean_s=0.0))
-        return simulate(replace(cluster, bytes_per_s=self.bytes_per_s), work, self.setup, _STEPS).step_s
-
-
-def fit(points: Sequence[MeasuredPoint], names: Sequence[str] = tuple(_FITTED)) -> Cluster:
-    """The cluster with the points' links whose named values fit best (least squares of logs).
-
-    Only points whose gradients are not all waited for tell the unfairness of links: without one it is left as it is.
-    """
-    cluster = Cluster(bytes_per_s=points[0].bytes_per_s, wire_efficiency=_SEGMENTS)
-    if not any(point.setup.gradients < point.setup.workers for point in points):
-        names = [name for name in names if name != "link_unfairness"]
-
-    def with_values(values: Sequence[float]) -> Cluster:
-        found = {name: float(value) * _FITTED[name][3] for name, value in zip(names, values, strict=True)}
-        return replace(cluster, **found)
-
-    def errors(values: Sequence[float]) -> list[float]:
-        tried = with_values(values)
-        return [float(np.log(point.predicted_s(tried) / point.step_s)) for point in points]
-
-    start, lower, upper = ([_FITTED[name][column] for name in names] for column in range(3))
-    found = least_squares(errors, start, bounds=(lower, upper), loss="soft_l1", diff_step=0.02)
-    return with_values(found.x)

@@ -43,11 +43,6 @@ class Cluster:
     """Share of an update's transfer that unfair links keep from overlapping with its gradients' arrival
     (0: none, as with perfectly fair links; 1: all, as without cut-through)."""
 
-    link_unfairness: float = option(0.0, least=0, most=10)
-    """How unevenly n workers share a server's link without cut-through: standard deviation of the logarithm of a
-    share, divided by √n (0: evenly; n beyond 8 counts as 8). With backup workers it helps: the first g gradients are
-    there earlier."""
-
     def __post_init__(self) -> None:
         check_options(self, UserError)
 

@@ -1,14 +1,13 @@
 """Discrete events of sharded parameter servers; the protocol is param_servers' (client.py, server.py, cut_through.py).
 
-With even shards every server sees the same bytes at the same times, so one server stands for all k of them (a few where
-links are unfair): its link in (gradients) and its link out (parameters), each shared by the workers' flows, while a
-worker's own link is shared by its k flows. That keeps a step of 4,096 workers at O(n log n).
+With even shards every server sees the same bytes at the same times, so one server stands for all k of them: its link in
+(gradients) and its link out (parameters), each shared by the workers' flows, while a worker's own link is shared by its
+k flows. That keeps a step of 4,096 workers at O(n log n).
 
 1. a worker computes; if a newer version is known by then it drops its gradient, else it pushes M/k to every server;
 2. the g-th complete slice of this version commits it: every shard tells shard 0 (one message for each gradient and
    shard, served one after the other), shard 0 tells all;
 3. with backup workers, or asynchronously: the shard averages and steps, then sends the version to all (to its worker);
-   unfair links let the g-th gradient be there long before the last, and some workers go ahead of the others;
    without: it has streamed the version out while the gradients came in, and only the seal is missing (cut-through).
 
 On the host of a colocated server a push that came too late and the server's parameters share the link out; everybody
@@ -19,9 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +30,6 @@ SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
 """In which pieces cut-through passes a slice on. The servers' parts are finer (64, of 4 KB at least), but a process
 wakes up for several: with those, 107 of results/cluster's 119 rows are within 10 % and the mean error is 5.0 %, with
 these 109 and 4.4 %."""
-FLOWS_MEASURED = 8
-"""On a server's link: from 3 to 8 the spread of their shares grew with the square root; beyond, it is taken to stay."""
-SERVERS_TOLD_APART = 4
-"""Of unfair links. Early at one of more servers helps a worker no more: it waits for its last slice."""
 
 
 class ServerSimulation:
@@ -49,7 +42,7 @@ class ServerSimulation:
         size = self._slice_bytes = work.model_bytes * (1 / setup.servers)
         self._chunk_bytes = min(size, LARGEST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, size / SLICE_CHUNKS))
         self._to_chief_s = cluster.latency_s if setup.servers > 1 else 0.0
-        self._ingress, self._egress = self._links(seed=0), self._links(seed=1)
+        self._ingress, self._egress = self._link(), self._link()
         self._queue: list[tuple[float, int, Callable[[float, int, int], None], int, int]] = []
         """(when, in which order of those at once, what happens, to which worker, of which version)."""
         self._order = self.version = self.dropped = self._arrived = 0
@@ -68,18 +61,14 @@ class ServerSimulation:
         self._idle = [False] * n
         self.commits_s: list[float] = []
 
-    def _links(self, seed: int) -> ServerLinks:
-        """One direction of the servers' links. What unfairness costs cut-through is `overlap_lost`."""
+    def _link(self) -> SharedLink:
+        """One direction of a server's."""
         n, k, rate = self.setup.workers, self.setup.servers, self.cluster.tensor_bytes_per_s
         ceiling = rate / k
         if self.setup.colocated and self._cut_through and n + k > 2:
             # Both directions carry the server's slices and the own worker's at once.
             rate *= (n - 1) / (n + k - 2) if n > 1 else 1.0
-        # with as many servers as workers a worker's own link is as narrow, and evens its flows out; asynchronous
-        # flows seldom meet
-        even = self._cut_through or self._asynchronous or k >= n
-        spread = 0.0 if even else self.cluster.link_unfairness * math.sqrt(min(n, FLOWS_MEASURED))
-        return ServerLinks(rate, ceiling, k, spread, seed)
+        return SharedLink(rate, ceiling)
 
     def run(self, steps: int) -> Outcome:
         """Until `steps` commits."""
@@ -93,10 +82,12 @@ class ServerSimulation:
                 time_s, _, happen, worker, version = heapq.heappop(self._queue)
                 happen(time_s, worker, version)
             elif ends_in_s <= ends_out_s:
-                for worker, version in self._ingress.end_next():
+                workers, version = self._ingress.end_next()
+                for worker in workers:
                     self._slice_complete(ends_in_s, worker, version)
             else:
-                for worker, version in self._egress.end_next():
+                workers, version = self._egress.end_next()
+                for worker in workers:
                     self._later(ends_out_s + self.cluster.latency_s, self._take, worker, version)
         warm_up = WARM_UP_STEPS * (self.setup.workers if self._asynchronous else 1)
         return Outcome(np.array(self.commits_s), self.setup.gradients, self.dropped, self.work.data_points, warm_up)
@@ -230,11 +221,10 @@ class ServerSimulation:
 
 
 class SharedLink:
-    """Flows share it by weight (weighted processor sharing) and may begin at any time.
+    """Flows share it evenly (processor sharing) and may begin at any time.
 
-    The mean flow moves at min(ceiling, capacity / flows) bytes/s, each at that times its weight / mean weight. So
-    "bytes that a flow of weight 1 has had since time 0" is one number for the link, and a flow ends when that number
-    has grown by its size / weight: O(log flows) an event, however many there are.
+    Each moves at min(ceiling, capacity / flows) bytes/s. So "bytes that a flow has had since time 0" is one number for
+    the link, and a flow ends when that number has grown by its size: O(log flows) an event, however many there are.
 
     Args:
         bytes_per_s: capacity of the link.
@@ -243,103 +233,39 @@ class SharedLink:
 
     def __init__(self, bytes_per_s: float, ceiling_bytes_per_s: float) -> None:
         self._capacity, self._ceiling = bytes_per_s, ceiling_bytes_per_s
-        self._now_s = self._each = self._weight = 0.0
+        self._now_s = self._each = 0.0
         self.flows = self._begun = 0
-        self._ends: list[tuple[float, int, float, int, Any]] = []
+        self._ends: list[tuple[float, int, Sequence[int], int]] = []
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """What a flow of mean weight gets now."""
+        """What a flow gets now."""
         return min(self._ceiling, self._capacity / max(1, self.flows))
 
-    def begin(self, now_s: float, size_bytes: float, what: Any, count: int = 1, weight: float = 1.0) -> None:
-        """`count` equal flows of `size_bytes` each begin; they end together."""
+    def begin(self, now_s: float, size_bytes: float, workers: Sequence[int], version: int) -> None:
+        """A flow of `size_bytes` for each of these workers; they end together."""
         self._advance(now_s)
         self._begun += 1
-        self.flows += count
-        self._weight += count * weight
-        heapq.heappush(self._ends, (self._each + size_bytes / weight, self._begun, weight, count, what))
+        self.flows += len(workers)
+        heapq.heappush(self._ends, (self._each + size_bytes, self._begun, workers, version))
 
     def next_end_s(self) -> float:
-        """When the next flow ends if nothing else begins; infinity without one."""
+        """When the next flows end if nothing else begins; infinity without any."""
         if not self._ends:
             return math.inf
-        return self._now_s + max(0.0, self._ends[0][0] - self._each) / self._rate_of_weight_1()
+        return self._now_s + max(0.0, self._ends[0][0] - self._each) / self.rate_bytes_per_s
 
-    def end_next(self) -> Any:
-        """Go to the end of that flow; what it carried."""
-        self._now_s, (self._each, _, weight, count, what) = self.next_end_s(), heapq.heappop(self._ends)
-        self.flows -= count
-        self._weight = self._weight - count * weight if self.flows else 0.0
-        return what
-
-    def left(self, now_s: float) -> Iterator[tuple[Any, float]]:
-        """What still flows, and how many bytes of it."""
-        self._advance(now_s)
-        return ((what, weight * (end - self._each)) for end, _, weight, _, what in self._ends)
-
-    def _rate_of_weight_1(self) -> float:
-        return self.rate_bytes_per_s * self.flows / self._weight
-
-    def _advance(self, now_s: float) -> None:
-        self._each += (now_s - self._now_s) * self._rate_of_weight_1() if self.flows else 0.0
-        self._now_s = now_s
-
-
-class ServerLinks:
-    """One direction of the links of k servers: a worker has a flow with each, and is done when the last has ended.
-
-    Where all flows are alike one link stands for all k. Unfair links are told apart: a flow's weight is lognormal,
-    drawn for every transfer and server.
-
-    Args:
-        bytes_per_s, ceiling_bytes_per_s: of each link (`SharedLink`).
-        spread: standard deviation of the logarithm of a flow's weight; 0: all alike.
-    """
-
-    def __init__(self, bytes_per_s: float, ceiling_bytes_per_s: float, servers: int, spread: float, seed: int) -> None:
-        told_apart = min(servers, SERVERS_TOLD_APART) if spread else 1
-        self._links = [SharedLink(bytes_per_s, ceiling_bytes_per_s) for _ in range(told_apart)]
-        self._spread, self._random = spread, np.random.default_rng(seed)
-        self._ended: Counter[tuple[int, int]] = Counter()
-
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """What a flow gets now, on average."""
-        return self._links[0].rate_bytes_per_s
-
-    @property
-    def flows(self) -> int:
-        """Of a server, now."""
-        return self._links[0].flows
-
-    def begin(self, now_s: float, size_bytes: float, workers: Sequence[int], version: int) -> None:
-        """A slice of `size_bytes` between each of these workers and every server."""
-        if not self._spread:
-            self._links[0].begin(now_s, size_bytes, (workers, version), count=len(workers))
-            return
-        for link in self._links:
-            weights = self._random.lognormal(0.0, self._spread, len(workers))
-            for worker, weight in zip(workers, weights.tolist(), strict=True):
-                link.begin(now_s, size_bytes, ((worker,), version), weight=weight)
+    def end_next(self) -> tuple[Sequence[int], int]:
+        """Go to the end of those flows; whose they were, and of which version."""
+        self._now_s, (self._each, _, workers, version) = self.next_end_s(), heapq.heappop(self._ends)
+        self.flows -= len(workers)
+        return workers, version
 
     def left_bytes(self, now_s: float, workers: int) -> float:
-        """Of the slice that is the farthest from its end, among those of the first `workers`."""
-        flows = (flow for link in self._links for flow in link.left(now_s))
-        return max((left for (which, _), left in flows if min(which) < workers), default=0.0)
+        """Of the flow that is the farthest from its end, among those of the first `workers`."""
+        self._advance(now_s)
+        return max((end - self._each for end, _, which, _ in self._ends if min(which) < workers), default=0.0)
 
-    def next_end_s(self) -> float:
-        """When the next flow ends if nothing else begins."""
-        return min(link.next_end_s() for link in self._links)
-
-    def end_next(self) -> list[tuple[int, int]]:
-        """Go to the end of that flow; the (worker, version) that have all their slices with it."""
-        workers, version = min(self._links, key=SharedLink.next_end_s).end_next()
-        if len(self._links) == 1:
-            return [(worker, version) for worker in workers]
-        (worker,) = workers
-        self._ended[worker, version] += 1
-        if self._ended[worker, version] < len(self._links):
-            return []
-        del self._ended[worker, version]
-        return [(worker, version)]
+    def _advance(self, now_s: float) -> None:
+        self._each += (now_s - self._now_s) * self.rate_bytes_per_s if self.flows else 0.0
+        self._now_s = now_s

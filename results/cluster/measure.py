@@ -24,12 +24,9 @@ import lab
 import numpy as np
 import torch
 from figures import newest
-from lab import Scene
 from other_systems import PEERS
 from over_launchers import LAUNCHED
 from plan import (
-    CALIBRATION,
-    CALIBRATION_MBIT,
     MOST_EXPECTED,
     MOST_OTHERS,
     SEED,
@@ -42,16 +39,15 @@ from plan import (
     is_calibration,
     megabytes,
 )
+from predicted import CALIBRATED, FAMILY, ROWS, calibrate, predicted
 
 from dba3c.runs import host_facts
-from dba3c.simulation.calibration import MeasuredPoint, fit
-from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
-from dba3c.simulation.simulate import simulate_times
+from dba3c.simulation.cluster import Cluster
 from dba3c.studies.page import add_row, facts, rows_of
 from param_servers.errors import ConfigError, PeerLost, told
 
 HERE = Path(__file__).resolve().parent
-ROWS, REFUSED, CALIBRATED = HERE / "rows.jsonl", HERE / "refused.jsonl", HERE / "calibrated.json"
+REFUSED = HERE / "refused.jsonl"
 MOST_TRIES = 3
 """On too busy a machine: at slower links a byte costs more processor time, packet by packet, so a row may never be slow
 enough."""
@@ -59,62 +55,6 @@ HOROVOD_JOIN_S = 0.07
 """For each pair of ranks, on two cores."""
 ALONE_DILATION = 40
 """Of one worker: at D = 5 what the processors take themselves, which nobody slows, was an eighth of its step."""
-FAMILY = {
-    "servers": "servers",
-    "async": "servers",
-    "majority": "majority",
-    **dict.fromkeys(("allreduce", *LAUNCHED), "allreduce"),
-}
-"""Of exchanges that are simulated alike."""
-
-
-# -- the simulator -----------------------------------------------------------------------------------------------------
-
-
-def setup_of(scene: Scene) -> Setup:
-    return Setup(
-        exchange=scene.exchange if scene.exchange not in LAUNCHED else "allreduce",  # type: ignore[arg-type]
-        workers=scene.workers,
-        backup=scene.backup,
-        servers=max(1, scene.servers),
-        colocated=scene.colocated,
-    )
-
-
-def calibrate(rows: list[dict[str, Any]]) -> dict[str, Cluster]:
-    """What this machine's namespaces are like, in its own time, for each family of exchanges."""
-    found = {}
-    for exchange in CALIBRATION:
-        points = [
-            MeasuredPoint(
-                setup=setup_of(Scene(*(row[name] for name in Scene._fields))),
-                model_bytes=row["megabytes"] * 1e6,
-                bytes_per_s=row["rate_mbit"] * 1e6 / 8,
-                step_s=row["step_ms"] / 1e3,
-            )
-            for row in rows
-            if (row["part"], row["exchange"], row["rate_mbit"]) == ("calibration", exchange, CALIBRATION_MBIT)
-        ]
-        if len(points) < len(CALIBRATION[exchange]):
-            raise ConfigError(f"{exchange} is not calibrated on this machine: --only calibration first")
-        found[exchange] = fit(points, ("latency_s", "wire_efficiency")) if exchange == "allreduce" else fit(points)
-    return found
-
-
-def predicted(clusters: dict[str, Cluster], row: Row, dilation: float, steps: int) -> dict[str, float]:
-    """In the cluster's time. What the machine itself is slow at is not dilated, so all is simulated in its time."""
-    of = asdict(clusters[FAMILY[row.scene.exchange]]) | {"bytes_per_s": 1e9 * row.scene.gbit / 8 / dilation}
-    times_s = row.times_s() * dilation
-    work = Work(model_bytes=1e6 * row.scene.megabytes, compute=ComputeTimes(mean_s=float(times_s.mean())))
-    steps = row.scene.case(dilation, steps).last_step // (row.scene.workers if row.scene.exchange == "async" else 1)
-    outcome = simulate_times(Cluster(**of), work, setup_of(row.scene), times_s[:steps], steps)
-    return {
-        "predicted_ms": round(1e3 * outcome.step_s / dilation, 3),
-        "predicted_dropped": round(outcome.dropped_share, 4),
-    }
-
-
-# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 def missing(only: list[str]) -> list[Row | CentralRow]:
@@ -194,12 +134,9 @@ def main() -> None:
     parser.add_argument("--row-s", type=float, default=12.0, help="that is measured of each row")
     parser.add_argument("--only", nargs="*", default=[""], help="rows whose key (see --list) has one of these in it")
     parser.add_argument("--list", action="store_true", help="measure nothing: what is missing, and how long it takes")
-    parser.add_argument("--judge", action="store_true", help="measure nothing: what today's simulator says of the rows")
     options = parser.parse_args()
     if options.list:
         print("\n".join(listed(options.row_s, options.only)))
-    elif options.judge:
-        print("\n".join(judged(options.only)))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that a row's processes and hosts are removed
         try:
@@ -225,31 +162,6 @@ def listed(row_s: float, only: list[str]) -> list[str]:
         sum_s += will_take_s
         lines.append(f"{will_take_s:5.0f} s {sum_s / 60:5.0f} min  D = {prepared.dilation:3d}  {row.key}")
     return lines
-
-
-def judged(only: list[str]) -> list[str]:
-    """A line for each row that counts, simulated anew with the calibration of the last campaign, and their sum."""
-    clusters = {name: Cluster(**found) for name, found in json.loads(CALIBRATED.read_text(encoding="utf-8")).items()}
-    measured = {row["key"]: row for row in newest(rows_of(ROWS)) if "error" in row}
-    errors, lines = [], []
-    for row in everything():
-        found = measured.get(row.key)
-        if (
-            found is None
-            or isinstance(row, CentralRow)
-            or found["compute_ms"] != row.compute_ms()
-            or not any(part in row.key for part in only)
-        ):
-            continue
-        said_ms = predicted(clusters, row, found["dilation"], found["steps"])["predicted_ms"]
-        errors.append(said_ms / found["step_ms"] - 1)
-        lines.append(f"{errors[-1]:+6.1%}  measured {found['step_ms']:7.1f} ms, simulated {said_ms:7.1f}  {row.key}")
-    if not errors:
-        return ["no row has one of these in its key"]
-    within, left_out = sum(abs(error) <= 0.1 for error in errors), len(measured) - len(errors)
-    why = "central inference, not asked for, other compute times, or an exchange that is not installed"
-    told = f"{within} of {len(errors)} rows within 10 %, mean error {np.abs(errors).mean():.1%}"
-    return [*lines, f"{told}; {left_out} not judged ({why})"]
 
 
 def campaign(until_s: float, row_s: float, only: list[str]) -> None:

@@ -364,7 +364,7 @@ log` of `calibrated.json`): after the fact, too. Not explained are asynchronous 
 36 % longer than simulated), dedicated servers with a backup worker (12 to 24 % off, to either side), and servers \
 beside workers with one at D = 1 on sixteen cores (38 % longer). All-reduce over MPI of two ranks is simulated as a \
 ring, but Open MPI's `Iallreduce` reduces and then broadcasts below four. All rows of today by the newest \
-calibration: `python results/cluster/measure.py --judge`."""
+calibration, and by the constants of `dba3c simulate`: `python results/cluster/predicted.py`."""
 
 _FURTHER = """\
 The check ends at D = 40, rows go to 1,280. §: another machine than that of the first row of the same exchange and n \

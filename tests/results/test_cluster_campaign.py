@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from param_servers.errors import PeerLost
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "cluster"
 ROW = {"refused": False, "step_ms": 50.0, "own_share": 0.4, "busy_share": 0.5, "dilation": 20, "row_s": 7.0}
 ROW["others_share"] = 0.1
+FAMILIES = ("servers", "allreduce", "majority")
 
 
 def row_of(times_s: NDArray[np.float64], **given: Any) -> dict[str, Any]:
@@ -44,13 +46,13 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     for name in ("ROWS", "REFUSED", "CALIBRATED", "HERE"):
         monkeypatch.setattr(module, name, tmp_path / name if name != "HERE" else tmp_path)
     monkeypatch.setattr(sys.modules["plan"], "recorded_s", lambda *which: np.array([0.015, 0.02]))
-    monkeypatch.setattr(module, "calibrate", lambda rows: dict.fromkeys(module.CALIBRATION, Cluster(bytes_per_s=1e7)))
+    monkeypatch.setattr(module, "calibrate", lambda rows: dict.fromkeys(FAMILIES, Cluster(bytes_per_s=1e7)))
     rows = [module.Row("workers", "small", Scene("servers", n, 0, 2, False, 2.7, 10.0)) for n in (4, 8)]
     monkeypatch.setattr(module, "everything", lambda: iter(rows))
     module.asked = []
     monkeypatch.setattr(module.lab, "measure", lambda *given: module.asked.append(given) or row_of(given[1]))
     yield module
-    for name in ("other_systems", "page", "beside_others", "plan", "time_to_score", "beyond"):
+    for name in ("other_systems", "page", "beside_others", "plan", "predicted", "time_to_score", "beyond"):
         sys.modules.pop(name, None)
 
 
@@ -129,6 +131,26 @@ def test_a_row_whose_processes_fail_stops_no_other(campaign: Any, monkeypatch: A
     campaign.campaign(float("inf"), 5.0, [""])
     assert "FAILED" in (out := capsys.readouterr().out) and "process 3 failed" in out
     assert len(rows_of(campaign.ROWS)) == 1
+
+
+def test_a_fit_finds_the_cluster_that_made_the_rows() -> None:
+    predicted = importlib.import_module("predicted")
+    hidden = Cluster(bytes_per_s=1.0, latency_s=0.004, wire_efficiency=0.9, overlap_lost=0.4)
+    scenes = [Scene("servers", n, 0, k, False, 1.33, 0.1) for n in (1, 2, 4, 8) for k in (1, 2, 4)]
+    scenes += [Scene("servers", 4, 1, k, False, 1.33, 0.1) for k in (1, 2)]
+    rows = [{**scene._asdict(), "rate_mbit": 100.0, "step_ms": 1.0} for scene in scenes]
+    rows = [row | {"step_ms": 1e3 * predicted.simulated_s(hidden, row)} for row in rows]  # as if measured
+    found = predicted.fit(rows, ("latency_s", "wire_efficiency", "overlap_lost"))
+    assert found.latency_s == pytest.approx(0.004, rel=0.05)
+    assert found.wire_efficiency == pytest.approx(0.9, rel=0.01)
+    assert found.overlap_lost == pytest.approx(0.4, abs=0.02)
+
+
+def test_todays_simulator_is_still_within_ten_percent_of_nearly_all_rows() -> None:
+    *_, fitted, constants, _ = importlib.import_module("predicted").judged()
+    for line, least in ((fitted, 0.95), (constants, 0.93)):
+        within, of = (int(number) for number in re.findall(r"(\d+) of (\d+) rows", line)[0])
+        assert of > 400 and within >= least * of, line
 
 
 def test_the_list_says_what_is_missing_and_how_long_it_takes(campaign: Any) -> None:

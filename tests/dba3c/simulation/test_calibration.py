@@ -1,4 +1,4 @@
-"""From run folders and measured points to a model, and what central inference is compared with."""
+"""From run folders to a model, and what central inference is compared with."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
-from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit
+from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, best, central_steps_per_s, compare, options
 from launch.cli import simulate as command
@@ -107,25 +107,6 @@ def test_a_run_that_is_given_twice_does_not_count_twice(tmp_path, monkeypatch):
     run = run_with_times(tmp_path / "run", monkeypatch, [0.1] * 100)
     with pytest.raises(UserError, match="run is given 2 times: its gradients would count as many times"):
         calibrate([run.path, tmp_path / "." / "run"], model_bytes=1e6)
-
-
-def test_a_fit_finds_the_cluster_that_made_the_points():
-    hidden = Cluster(bytes_per_s=1.0, latency_s=0.004, wire_efficiency=0.9, overlap_lost=0.4, link_unfairness=0.15)
-    points = [
-        MeasuredPoint(setup=setup, model_bytes=1.33e6, bytes_per_s=12.5e6, step_s=1.0)
-        for setup in (
-            *(Setup(workers=n, servers=k) for n in (1, 2, 4, 8) for k in (1, 2, 4)),
-            *(Setup(workers=4, servers=k, backup=1) for k in (1, 2)),
-            Setup(workers=4, exchange="allreduce"),
-        )
-    ]
-    points = [dataclasses.replace(point, step_s=point.predicted_s(hidden)) for point in points]  # as if measured
-    found = fit(points, ("latency_s", "wire_efficiency", "overlap_lost", "link_unfairness"))
-    assert found.latency_s == pytest.approx(0.004, rel=0.05)
-    assert found.wire_efficiency == pytest.approx(0.9, rel=0.01)
-    assert found.overlap_lost == pytest.approx(0.4, abs=0.02)
-    assert found.link_unfairness == pytest.approx(0.15, abs=0.02)
-    assert max(abs(point.predicted_s(found) / point.step_s - 1) for point in points) < 0.01
 
 
 def test_the_command_prints_a_table_over_servers_and_backups_and_says_that_it_is_simulated(tmp_path, capsys):

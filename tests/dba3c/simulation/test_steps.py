@@ -9,7 +9,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.simulation import servers as servers_module
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
-from dba3c.simulation.servers import ServerLinks, SharedLink
+from dba3c.simulation.servers import SharedLink
 from dba3c.simulation.simulate import options, simulate, simulate_majority, simulate_times
 from dba3c.simulation.simulate import ring_s as simulated_ring_s
 from param_servers.benchmarks.exchange import dedicated_servers_s, ring_s
@@ -67,10 +67,13 @@ def test_asynchronous_workers_do_not_keep_the_step_they_began_in():
     assert steps_s.min() > 0.5 * M / TEN_GBIT  # one after the other, though all compute equally long
 
 
-def test_with_as_many_servers_as_workers_unfair_links_cost_nothing():
-    setup = Setup(workers=8, servers=8, backup=2, colocated=True)
-    unfair = simulate(dataclasses.replace(WIRE, link_unfairness=0.5), NO_COMPUTE, setup, steps=50)
-    assert unfair.step_s == simulate(WIRE, NO_COMPUTE, setup, steps=50).step_s
+def test_a_straggler_that_sends_alone_loses_no_overlap():
+    times_s, setup = np.tile([0.01, 0.01, 1.0], (10, 1)), Setup(workers=3, servers=1)
+    alone, beside = (
+        simulate_times(dataclasses.replace(WIRE, overlap_lost=lost), NO_COMPUTE, setup, times_s).step_s
+        for lost in (0.0, 1.0)
+    )
+    assert beside == pytest.approx(alone)
 
 
 def test_chunks_cost_one_chunk_of_a_slice():
@@ -99,23 +102,6 @@ def test_a_push_that_comes_too_late_shares_its_host_s_link_with_the_server_there
     # of three servers the third has sent 2/3 of a slice by then: at half the link for the last third the server's takes
     # 4 s; of two none is beside the late worker
     assert late.tolist() == pytest.approx([servers, second_s])
-
-
-def test_unfair_links_bring_the_needed_gradients_early_but_less_so_with_more_servers():
-    unfair = dataclasses.replace(WIRE, link_unfairness=0.15)
-    gains = []
-    for servers in (1, 2, 4):
-        setup = Setup(workers=8, servers=servers, backup=2)
-        fair_s = simulate(WIRE, NO_COMPUTE, setup, steps=200).step_s
-        gains.append(1 - simulate(unfair, NO_COMPUTE, setup, steps=200).step_s / fair_s)
-    assert gains[0] > 0.15 and gains[0] > gains[1] + 0.05 and gains[1] > gains[2] > -0.05
-
-
-def test_unfair_links_waste_nothing_where_all_gradients_are_waited_for():
-    setup = Setup(workers=8, servers=1, cut_through=False)
-    unfair = simulate(dataclasses.replace(WIRE, link_unfairness=0.15), NO_COMPUTE, setup, steps=200)
-    bound_s = dedicated_servers_s(M, 8, 1, TEN_GBIT)
-    assert bound_s < unfair.step_s <= 2 * bound_s * (1 + 1e-9)  # who has its version early begins to push early
 
 
 def test_servers_that_send_after_the_update_take_both_ways_one_after_the_other():
@@ -277,40 +263,25 @@ def ends_of(link):
     return found
 
 
-def test_flows_share_a_link_by_their_weights_and_waste_none_of_it():
+def test_flows_share_a_link_evenly_and_waste_none_of_it():
     link = SharedLink(bytes_per_s=4.0, ceiling_bytes_per_s=4.0)
-    link.begin(0.0, 12.0, "light", weight=1.0)
-    link.begin(0.0, 12.0, "heavy", weight=3.0)
-    assert ends_of(link) == [(pytest.approx(4.0), "heavy"), (pytest.approx(6.0), "light")]  # 24 bytes at 4 bytes/s
+    link.begin(0.0, 4.0, [0], version=7)
+    link.begin(0.0, 12.0, [1, 2], version=7)
+    assert link.left_bytes(1.0, workers=1) == pytest.approx(4.0 - 4.0 / 3)
+    assert ends_of(link) == [
+        (pytest.approx(3.0), ([0], 7)),
+        (pytest.approx(7.0), ([1, 2], 7)),
+    ]  # 28 bytes
 
 
 def test_a_flow_that_begins_later_slows_the_others_from_then_on():
     link = SharedLink(bytes_per_s=4.0, ceiling_bytes_per_s=4.0)
-    link.begin(0.0, 12.0, "early")
-    link.begin(2.0, 4.0, "late")  # by then the early one has 4 of its 12 bytes left
-    assert ends_of(link) == [(pytest.approx(4.0), "early"), (pytest.approx(4.0), "late")]
+    link.begin(0.0, 12.0, [0], version=1)
+    link.begin(2.0, 4.0, [1], version=2)  # by then the early one has 4 of its 12 bytes left
+    assert ends_of(link) == [(pytest.approx(4.0), ([0], 1)), (pytest.approx(4.0), ([1], 2))]
 
 
-def test_no_flow_is_faster_than_its_other_end_on_average():
+def test_no_flow_is_faster_than_its_other_end():
     link = SharedLink(bytes_per_s=4.0, ceiling_bytes_per_s=1.0)
-    link.begin(0.0, 6.0, "a", weight=1.0)
-    link.begin(0.0, 6.0, "b", weight=2.0)
-    assert ends_of(link) == [(pytest.approx(4.5), "b"), (pytest.approx(7.5), "a")]  # 2 bytes/s for both, then 1 for one
-
-
-def test_a_worker_is_done_with_its_last_server():
-    links = ServerLinks(4.0, 4.0, servers=3, spread=0.5, seed=0)
-    links.begin(0.0, 4.0, [0, 1], version=7)
-    done, ends = [], []
-    while links.next_end_s() < math.inf:
-        ends.append(links.next_end_s())
-        done += links.end_next()
-    assert sorted(done) == [(0, 7), (1, 7)] and len(ends) == 6  # two flows with each of three servers
-    assert max(ends) == pytest.approx(2.0)  # each link carried 8 bytes
-
-
-def test_fair_links_of_any_number_of_servers_are_one():
-    links = ServerLinks(4.0, 4.0, servers=3, spread=0.0, seed=0)
-    links.begin(0.0, 4.0, [0, 1], version=7)
-    assert links.next_end_s() == pytest.approx(2.0)
-    assert links.end_next() == [(0, 7), (1, 7)] and links.next_end_s() == math.inf
+    link.begin(0.0, 6.0, [0, 1], version=7)
+    assert ends_of(link) == [(pytest.approx(6.0), ([0, 1], 7))]
