@@ -27,7 +27,8 @@ from dba3c.central.unrolls import UnrollStore
 from dba3c.central.wire import GroupShape
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Experience, Transition, VectorEnvironment
+from dba3c.environments.protocol import Transition, VectorEnvironment
+from dba3c.errors import UserError
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State
 from param_servers.benchmarks.hosts import FORK, Processes
@@ -91,8 +92,9 @@ def make_environments(name: str, num_envs: int, seed: int) -> VectorEnvironment:
 def shape_of(name: str, num_envs: int) -> GroupShape:
     """Of one group of environments."""
     environments = make_environments(name, 1, 0)
+    frames = 4 if name == "blank" else EnvironmentConfig(env_id=name).frames_per_observation
     try:
-        return GroupShape.of(environments.observation_space, environments.action_space, num_envs, 4)
+        return GroupShape.of(environments.observation_space, environments.action_space, num_envs, frames)
     finally:
         environments.close()
 
@@ -123,7 +125,7 @@ def _through(port: int, secret: bytes, rank: int, groups: list[ActorGroup]) -> P
     """From the first step to the service's end."""
     steps, began_s, cpu_s = 0, 0.0, 0.0
 
-    def count(version: int, experience: Experience, sections: dict[str, float]) -> None:
+    def count(version: int, transition: Transition, sections: dict[str, float]) -> None:
         nonlocal steps, began_s, cpu_s
         if steps == 0:
             began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -306,7 +308,10 @@ def run(arguments: Arguments) -> list[Measurement]:
 
 def main() -> None:
     """Print the table."""
-    run(tyro.cli(Arguments, description=__doc__))
+    try:
+        run(tyro.cli(Arguments, description=__doc__))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from dba3c.central.wire import CentralKind, CentralRole, GroupShape, group_shape
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import (
     EnvironmentFailed,
-    Episode,
     Experience,
     Transition,
     VectorEnvironment,
@@ -35,7 +34,7 @@ from param_servers.wire.messages import Header, Kind, text_of
 
 Address = tuple[str, int]
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
-OnSteps = Callable[[int, Experience, dict[str, float]], None]
+OnSteps = Callable[[int, Transition, dict[str, float]], None]
 _NAP_S = 0.2
 _MOST_REASON_BYTES = 4096
 
@@ -60,9 +59,11 @@ def actor(process: RunProcess) -> str:
                 metrics.record_event("environment_restarted", line)
             raise
 
-        def stepped(version: int, experience: Experience, sections: dict[str, float]) -> None:
+        def stepped(version: int, transition: Transition, sections: dict[str, float]) -> None:
             keeper.at(version)
-            metrics.record_step(version, experience._asdict(), sections)
+            for episode in transition.episodes:
+                metrics.record_episode(version, episode)
+            metrics.record_step(version, Experience.of(transition.frames)._asdict(), sections)
 
         address_of = process.address_until_the_end("learner")
         actor = Actor(
@@ -94,8 +95,8 @@ class ActorGroup:
         self.environments, self.shape = environments, shape
         size = environments.num_envs
         self.actions = np.zeros((size, *shape.action_shape), shape.action_dtype)
-        self.sequence = self.steps = 0
-        self._observation, self._episodes = environments.reset(), list[Episode]()
+        self.sequence = 0
+        self._observation = environments.reset()
         self._message = np.zeros(shape.most_bytes, np.uint8)
         self.begin_link()
 
@@ -104,15 +105,13 @@ class ActorGroup:
         transition = self.environments.step(self.actions)
         self._observation = transition.observation
         ends = (transition.terminated, transition.truncated, transition.valid)
-        self._episodes = transition.episodes
         # only a new game's stack is not the last one shifted by one frame
         self._pack(transition.reward, ends, transition.first)
-        self.sequence, self.steps = self.sequence + 1, self.steps + 1
+        self.sequence += 1
         return transition
 
     def begin_link(self) -> None:
-        """The learner knows nothing of this group: the present observation is said whole, as the first of a link, and
-        again the games that ended with it, of which nothing has come in answer."""
+        """The learner knows nothing of this group: the present observation is said whole, as the first of a link."""
         self.sequence = 0
         nothing = np.zeros(self.environments.num_envs, bool)
         self._pack(np.zeros(len(nothing), np.float32), (nothing, nothing, nothing), ~nothing)
@@ -123,7 +122,7 @@ class ActorGroup:
         return self._message.data[: self._length]
 
     def _pack(self, reward: np.ndarray, ends: Ends, whole: np.ndarray) -> None:
-        self._length = pack_step(self.shape, self._message, self._observation, reward, ends, whole, self._episodes)
+        self._length = pack_step(self.shape, self._message, self._observation, reward, ends, whole)
 
 
 class Actor:
@@ -139,7 +138,7 @@ class Actor:
         reconnect_timeout_s: for a learner that was lost.
         on_failure: told one line of each environment that broke.
         on_steps: told (newest version heard of, what a group's environments did, seconds by section) after each step.
-            Here steps are counted: they are experience even where the learner never makes an unroll of them.
+            Here steps and games are counted, even where the learner never makes an unroll of them.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Actor:
         reconnect_timeout_s: float,
         silence_timeout_s: float = 60.0,
         on_failure: Callable[[str], None] = lambda line: None,
-        on_steps: OnSteps = lambda version, experience, sections: None,
+        on_steps: OnSteps = lambda version, transition, sections: None,
     ) -> None:
         self._groups, self._resolve, self._on_failure, self._on_steps = groups, resolve, on_failure, on_steps
         self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
@@ -234,7 +233,7 @@ class Actor:
             raise
         self._tell(transition.failures)
         self._say(header.term)
-        self._on_steps(header.step, Experience.of(transition.frames), self._sections.take())
+        self._on_steps(header.step, transition, self._sections.take())
 
     def _tell(self, failures: Sequence[str]) -> None:
         for line in failures:
@@ -243,7 +242,7 @@ class Actor:
     def _say(self, index: int) -> None:
         group = self._groups[index]
         hello = self._hello
-        header = Header(CentralKind.OBSERVATION, hello.rank, hello.incarnation, index, group.steps, group.sequence)
+        header = Header(CentralKind.OBSERVATION, hello.rank, hello.incarnation, index, sequence=group.sequence)
         self._hub.send(self._learner, header, group.message)
 
     def _receive_into(self, peer: Peer, header: Header) -> memoryview:

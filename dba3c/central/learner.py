@@ -13,7 +13,7 @@ from dba3c.central.unrolls import UnrollStore
 from dba3c.central.vtrace import VtraceTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
-from dba3c.environments.protocol import Experience, worker_seed
+from dba3c.environments.protocol import worker_seed
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
@@ -73,21 +73,18 @@ def run_learner(
         ParamServersError: the exchange broke, or no actor came in time.
     """
     sections, recorder, service = Sections(), GradientRecorder(metrics), serving.service
-    relus, updates, step = ActiveRelus(), 0, 0
+    relus, updates = ActiveRelus(), 0
     try:
         while True:
             with sections("waiting"):
                 pulled = exchange.pull()
-                step = pulled.step
             serving.publish(pulled.parameters, pulled.step)
             if not trainer.owes:
                 unrolls = serving.collect(trainer.groups_per_batch, sections)
                 with sections("learning"):
                     if unrolls:
                         trainer.take(unrolls)
-                        recorder.stepped(pulled.step, Experience(), service.take_episodes())  # actors count their steps
                 if not trainer.owes:
-                    recorder.finish()  # games are told while there is no gradient, too
                     if not updates:
                         service.report.take()  # of a replay's filling, which is not the first record's
                         serving.thread_shares()
@@ -107,9 +104,7 @@ def run_learner(
             metrics.record_event("no_update", f"this life ended {before_the_first_update(config)}")
         return stopped.reason
     finally:
-        serving.close(None)  # what it answered after the next line nobody would write down
-        recorder.stepped(step, Experience(), service.take_episodes())
-        recorder.finish()
+        serving.close(None)
 
 
 def build_serving(

@@ -23,7 +23,6 @@ import torch
 from dba3c.algorithms.policies import Asked, Policy
 from dba3c.central.unrolls import GroupKey, GroupUnroll, UnrollStore, stack_states
 from dba3c.central.wire import WHOLE, CentralKind, CentralRole
-from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
@@ -157,9 +156,6 @@ class InferenceService:
     ) -> None:
         self.hub = Hub(secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=silence_timeout_s)
         self.policy, self.store, self.report = policy, store, InferenceReport()
-        self._episodes: deque[Episode] = deque()
-        self._told: dict[GroupKey, int] = {}
-        """The last step with which each group told of games: after a broken link it may tell of them again."""
         self._rank, self._batcher, self._groups_per_actor, self._on_event = rank, batcher, groups_per_actor, on_event
         self._lives = Lives()
         self._incarnations: dict[int, int] = {}
@@ -169,10 +165,6 @@ class InferenceService:
         self._groups: dict[GroupKey, _Group] = {}
         self._batch = np.empty((0,), np.uint8)
         self._most_actors = most_actors
-
-    def take_episodes(self) -> list[Episode]:
-        """Games that ended since this was last asked, perhaps by another thread."""
-        return [self._episodes.popleft() for _ in range(len(self._episodes))]
 
     def turn(self, patience_s: float, sections: Sections) -> None:
         """Answer the batch that is due, then move bytes, waiting for at most ``patience_s`` when there are none."""
@@ -270,10 +262,7 @@ class InferenceService:
         if group.state:
             first = torch.from_numpy(unroll.flags[unroll.time] & WHOLE != 0)
             group.state = reset_state(group.state, first)
-        episodes = self.store.arrived(key, header.length, group.state)
-        if episodes and self._told.get(key) != header.step:
-            self._told[key] = header.step
-            self._episodes += episodes
+        self.store.arrived(key, header.length, group.state)
         self._batcher.offer(key, time.monotonic())
 
     # -- what is answered ----------------------------------------------------------------------------------------

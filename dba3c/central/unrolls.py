@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.frame_rows import FrameRows, Whole
-from dba3c.central.wire import WHOLE, GroupShape, unpack_extras
-from dba3c.environments.protocol import Episode
+from dba3c.central.wire import WHOLE, GroupShape, unpack_older
 from dba3c.networks import State
 
 _NOT_WHOLE = bytes(range(WHOLE))
@@ -68,14 +67,13 @@ class GroupUnroll:
         self.shape.check_length(length)
         return self._message(length)
 
-    def arrived(self, length: int) -> list[Episode]:
-        """Message ``time`` is in its place; the episodes that it reports. Raises BadMessage when it is malformed."""
+    def arrived(self, length: int) -> None:
+        """Message ``time`` is in its place. Raises BadMessage when it is malformed."""
         if length == self.shape.fixed_bytes and not self.flags[self.time].tobytes().strip(_NOT_WHOLE):
-            return []  # nearly always: nothing began and nothing ended
+            return  # nearly always: nothing began
         message = np.frombuffer(self._message(length), np.uint8)
-        whole, older, episodes = unpack_extras(self.shape, message, self.flags[self.time])
+        whole, older = unpack_older(self.shape, message, self.flags[self.time])
         self.frames.mark_whole(Whole(self.history + self.time, whole, older))
-        return episodes
 
     def _message(self, length: int) -> memoryview:
         begin = (self.history + self.time) * self.shape.fixed_bytes
@@ -133,17 +131,16 @@ class UnrollStore:
         """The group's partial unroll. Raises KeyError for a stranger."""
         return self._partial[key]
 
-    def arrived(self, key: GroupKey, length: int, state: State) -> list[Episode]:
+    def arrived(self, key: GroupKey, length: int, state: State) -> None:
         """The group's next message is in its place; ``state`` is the recurrent state that meets it.
 
         Raises BadMessage when it is malformed. A message that completes the unroll also begins the next one.
         """
         unroll = self._partial[key]
-        episodes = unroll.arrived(length)
+        unroll.arrived(length)
         if unroll.time == unroll.length:
             self._partial[key] = unroll.following(state)
             self._complete.append(unroll)
-        return episodes
 
     def take(self, count: int) -> list[GroupUnroll]:
         """``count`` complete unrolls, oldest first."""

@@ -1,19 +1,17 @@
 """What actors and learners say to each other, as raw bytes; nothing is pickled.
 
-    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence` of this link,
-                        and action `step` of the actor's life
+    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence` of this link
     learner -> actor    ACTION      what they shall do, as the answer to observation `sequence`
                         STOP        the run is over, the payload says why
 
 What an actor's group of environments says after each step:
 
-Legend: B environments of the group, K frames in a stack, R rows whose whole stack is sent, E finished episodes.
+Legend: B environments of the group, K frames in a stack, R rows whose whole stack is sent.
 
     frames    [B, *frame]           the newest frame of each observation (the whole observation where K = 1)
     reward    [B] float32           training view
     flags     [B] uint8             TERMINATED | TRUNCATED | VALID | WHOLE
     older     [R, K − 1, *frame]    of the rows marked WHOLE, in order: the frames before the newest one, oldest first
-    episodes  E × 24 bytes          score, length, how it ended, environment
 
 The first three are one record, padded so that each number lies where it may, in the next message's place, too.
 
@@ -26,7 +24,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -37,14 +34,12 @@ from gymnasium import spaces
 
 from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
-from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage
 from param_servers.wire.handshake import ROLES
 from param_servers.wire.messages import FIRST_FREE, KINDS
 
 TERMINATED, TRUNCATED, VALID, WHOLE = 1, 2, 4, 8
-_EPISODE = np.dtype({"names": Episode._fields, "formats": ["f8", "i8", "?", "?", "i4"]}, align=True)
 
 
 class CentralKind(IntEnum):
@@ -105,7 +100,7 @@ class GroupShape:
 
     @cached_property
     def fixed_bytes(self) -> int:
-        """Bytes of a message in which nothing began and nothing ended."""
+        """Bytes of a message in which nothing began."""
         return self.fixed.itemsize
 
     @cached_property
@@ -114,8 +109,8 @@ class GroupShape:
 
     @cached_property
     def most_bytes(self) -> int:
-        """Bytes of the longest message: every row whole, every episode finished."""
-        return self.fixed_bytes + self.num_envs * (self.older_bytes + _EPISODE.itemsize)
+        """Bytes of the longest message: every row whole."""
+        return self.fixed_bytes + self.num_envs * self.older_bytes
 
     @cached_property
     def fingerprint(self) -> str:
@@ -141,7 +136,6 @@ def pack_step(
     reward: np.ndarray,
     ends: tuple[np.ndarray, np.ndarray, np.ndarray],
     whole: np.ndarray,
-    episodes: Sequence[Episode],
 ) -> int:
     """Write one step into ``buffer`` [most_bytes] uint8; returns its length.
 
@@ -151,29 +145,24 @@ def pack_step(
     (fixed,) = buffer[: shape.fixed_bytes].view(shape.fixed)
     fixed["frames"], fixed["reward"] = observation[:, -newest:], reward
     fixed["flags"] = terminated * TERMINATED + truncated * TRUNCATED + valid * VALID + whole * WHOLE
-    extras = observation[whole, :-newest].tobytes() + np.array(list(episodes), _EPISODE).tobytes()
-    length = shape.fixed_bytes + len(extras)
-    buffer.data[shape.fixed_bytes : length] = extras
+    older = observation[whole, :-newest].tobytes()
+    length = shape.fixed_bytes + len(older)
+    buffer.data[shape.fixed_bytes : length] = older
     return length
 
 
-def unpack_extras(
-    shape: GroupShape, message: np.ndarray, flags: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, list[Episode]]:
+def unpack_older(shape: GroupShape, message: np.ndarray, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What follows the fixed part of ``message`` [length] uint8, whose flags [B] are given.
 
     Returns:
-        The WHOLE rows [R] int64; what lies behind their newest frames [R, K − 1, *frame]; episodes.
+        The WHOLE rows [R] int64; what lies behind their newest frames [R, K − 1, *frame].
 
     Raises:
-        BadMessage: the length is not that of the rows and episodes it should hold.
+        BadMessage: the length is not that of the rows it should hold.
     """
     whole = np.flatnonzero(flags & WHOLE)
-    at = shape.fixed_bytes + len(whole) * shape.older_bytes
-    count, rest = divmod(len(message) - at, _EPISODE.itemsize)
-    if rest or not 0 <= count <= shape.num_envs:
-        raise BadMessage(f"an observation of {len(message)} bytes with {len(whole)} whole rows, which need {at}")
-    bytes_ = message[shape.fixed_bytes : at].tobytes()  # copied: alignment, and the message's place is reused
-    older = np.frombuffer(bytes_, shape.dtype).reshape(len(whole), shape.frame_stack - 1, *shape.frame_shape)
-    episodes = [Episode(*row) for row in np.frombuffer(message[at:].tobytes(), _EPISODE).tolist()]
-    return whole, older, episodes
+    needed = shape.fixed_bytes + len(whole) * shape.older_bytes
+    if len(message) != needed:
+        raise BadMessage(f"an observation of {len(message)} bytes with {len(whole)} whole rows, which needs {needed}")
+    bytes_ = message[shape.fixed_bytes :].tobytes()  # copied: alignment, and the message's place is reused
+    return whole, np.frombuffer(bytes_, shape.dtype).reshape(len(whole), shape.frame_stack - 1, *shape.frame_shape)

@@ -19,8 +19,6 @@ MOST_NAMED = 6
 MOSTLY_ENDED = 0.8
 """Share of a life's steps that must lie in games that have ended, before the mean of its last games counts: all
 environments begin at once, and the first games to end are the shortest."""
-ACTORS_PATIENCE_S = 100.0
-"""So long an actor's steps are waited for: longer than the windows of thousands."""
 _COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
 _TRAINERS = ("worker", "learner", "actor")
 
@@ -169,10 +167,6 @@ class RunSummary:
         """Of the newest life: agent steps, and those of games that have ended."""
         self._told_steps: dict[object, int] = {}
         """Of games that have ended since the newest steps of their process, or lane."""
-        self._learners_games: deque[tuple[float, int]] = deque()
-        """(when, steps) of games of which not every actor has told the steps."""
-        self._actors_told_s: dict[int, float] = {}
-        self._looked_at_actors_s = self._games_since_s = -math.inf
         self.processes: dict[tuple[str, int], ProcessState] = {}
         self.step = 0
         self.newest_s = 0.0
@@ -201,26 +195,20 @@ class RunSummary:
             rolled_back = 0 < points < process.latest.get("data_points_total", 0)
             process.add(record)
             if rolled_back:
-                self._forget_games(time_s, games_go_on=True)
+                self._forget_games(games_go_on=True)
             if kind == "step":
                 process.stepped_s = time_s
                 self._steps += record.get("agent_steps") or 0
                 self._ended_steps += self._told_steps.pop(_whose(record), 0)
-                if process.role == "actor":
-                    self._actors_told_s[process.rank] = time_s
-                    self._count_learners_games()
             self.step = record["step"] if self.life_begins or rolled_back else max(self.step, record["step"])
             self.life_begins = False
             self.data_points_committed = points or self.data_points_committed
         elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
             process.told_cpu_s += spent_s
-        if kind == "episode":
+        if kind == "episode":  # counts with its process's next steps, among which its own are
             steps, key = record.get("length_steps") or 0, _whose(record)
-            if process.role == "learner":
-                self._learners_games.append((time_s, steps))
-            else:  # counts with its process's next steps, among which its own are
-                self._told_steps[key] = self._told_steps.get(key, 0) + steps
+            self._told_steps[key] = self._told_steps.get(key, 0) + steps
         if kind == "episode" and record.get("score") is not None:
             self.scores.add(record["score"])
             self.life_scores.add(record["score"])
@@ -229,21 +217,6 @@ class RunSummary:
             self.told.append(record)
             self.told_in_all += 1
             self.evaluation = record if kind == "evaluation" else self.evaluation
-
-    def _count_learners_games(self) -> None:
-        """Of the games that a learner has told, those until when all actors have told their steps, but for actors that
-        were silent for long; looked at once a second."""
-        if not self._learners_games or self.newest_s < self._looked_at_actors_s + 1.0:
-            return
-        self._looked_at_actors_s = self.newest_s
-        life = len(self._last_seen_s) - 1
-        actors = self.facts.lives[life].counts.get("actor", 0) if life < len(self.facts.lives) else 0
-        not_since_s = math.nextafter(self._games_since_s, -math.inf)  # who has told nothing yet
-        told_s = [self._actors_told_s.get(rank, not_since_s) for rank in range(actors)]
-        told_s = told_s or [*self._actors_told_s.values()]
-        until_s = min((each for each in told_s if each > self.newest_s - ACTORS_PATIENCE_S), default=self.newest_s)
-        while self._learners_games and self._learners_games[0][0] <= until_s:
-            self._ended_steps += self._learners_games.popleft()[1]
 
     def _process(self, record: Record) -> ProcessState:
         key = (record["role"], record["rank"])
@@ -256,22 +229,21 @@ class RunSummary:
         life = said if isinstance(said, int) and 0 <= said < len(self.facts.lives) else self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
-            self._forget_games(time_s)
+            self._forget_games()
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
         lives = self.facts.lives[life : life + 2]
         if len(lives) == 2 and lives[0].ended_s == math.inf and time_s >= lives[1].started_s - CLOCKS_S:
             return  # it was killed, nobody noted when: perhaps the next life's, from a clock that is behind
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
-    def _forget_games(self, now_s: float, games_go_on: bool = False) -> None:
+    def _forget_games(self, games_go_on: bool = False) -> None:
         """Those until now may have been played by parameters that are lost. Of games that go on, what was played before
         does not count when they end."""
-        ended = self._ended_steps + sum(self._told_steps.values()) + sum(steps for _, steps in self._learners_games)
+        ended = self._ended_steps + sum(self._told_steps.values())
         self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
         self._ended_steps = -max(0, self._steps - ended) if games_go_on else 0
-        self._steps, self._games_since_s = 0, now_s
-        for told in (self._told_steps, self._learners_games, self._actors_told_s):
-            told.clear()
+        self._steps = 0
+        self._told_steps.clear()
 
     def judge(self) -> None:
         """Renew `life_mean` and `best_mean`; to be called when the records of all processes until now are here."""

@@ -62,6 +62,7 @@ def test_training_goes_on_when_actors_are_killed_and_frozen_and_they_may_come_ba
         further(run, folder, 5, "with the thawed actor")
         run.wait_until(lambda: len(records(folder, "actor", 0)) > before, "steps of the thawed actor")
         assert not any("actor 0" in line for line in events(folder, "left"))
+        run.wait_until(lambda: any(r["kind"] == "episode" for r in records(folder, "actor", 0)), "a game of its own")
         run.signal(signal.SIGINT)
         code, output = run.wait()
     assert code == 0, output

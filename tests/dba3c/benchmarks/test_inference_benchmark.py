@@ -13,6 +13,11 @@ def test_the_service_is_measured_beside_the_same_environments():
     assert row.service_us > 0 and row.turns_per_message > 0
 
 
+def test_observations_that_are_no_stacks_travel_whole():
+    assert inference.shape_of("CartPole-v1", 2).frame_shape == (4,)
+    assert inference.shape_of("blank", 2).frame_shape == (1, 84, 84)
+
+
 def test_each_network_and_batch_size_is_measured_and_drawn_again_from_what_was_written(tmp_path):
     stem = tmp_path / "batch_size_cpu"
     arguments = batch_size.Arguments(networks=("small",), batches=(1, 3), seconds=0.01, repeats=2, output=stem)

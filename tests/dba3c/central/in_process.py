@@ -31,6 +31,7 @@ class InProcessService:
         self.policy, self.report = policy, InferenceReport()
         self.store = UnrollStore(shape, central.unroll_length)
         self.episodes: list[Episode] = []
+        """Of all games, in the order in which they ended."""
         self.actors = set(range(central.actors))
         self.groups: dict[GroupKey, ActorGroup] = {}
         self.states: dict[GroupKey, Any] = {}
@@ -51,7 +52,7 @@ class InProcessService:
                 unroll.place(len(group.message))[:] = group.message
                 first = torch.from_numpy(unroll.flags[unroll.time] & WHOLE != 0)
                 self.states[key] = reset_state(self.states[key], first)
-                self.episodes += self.store.arrived(key, len(group.message), self.states[key])
+                self.store.arrived(key, len(group.message), self.states[key])
             with sections("inference"):
                 unroll = self.store.of(key)
                 observation = np.empty((size, *self.store.shape.observation_shape), self.store.shape.dtype)
@@ -62,12 +63,7 @@ class InProcessService:
                 self.states[key] = decision.state
             with sections("waiting"):
                 group.actions[:] = decision.actions
-                group.step()
-
-    def take_episodes(self) -> list[Episode]:
-        """Finished games since the last call."""
-        taken, self.episodes = self.episodes, []
-        return taken
+                self.episodes += group.step().episodes
 
     def close(self, reason: str | None) -> None:
         """The games are over."""

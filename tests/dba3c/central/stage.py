@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from dba3c.algorithms.policies import Asked, Decision
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, pack_step
-from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
 from param_servers.wire.frames import Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
@@ -69,16 +68,14 @@ class ScriptedActor:
         *,
         first: bool = False,
         extra: bytes = b"",
-        step: int = 0,
-        episodes: Sequence[Episode] = (),
     ) -> None:
         row, nothing = np.zeros(SHAPE.most_bytes, np.uint8), np.zeros(B, bool)
         observation, ends = np.full((B, 1), value, np.float32), (nothing, nothing, np.full(B, not first))
-        length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, np.full(B, first), episodes)
+        length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, np.full(B, first))
         payload = memoryview(row[:length].tobytes() + extra)
         self.hub.send(
             Peer(Role.SERVER, 0),
-            Header(CentralKind.OBSERVATION, self.rank, self.incarnation, group, step, sequence),
+            Header(CentralKind.OBSERVATION, self.rank, self.incarnation, group, sequence=sequence),
             payload,
         )
 

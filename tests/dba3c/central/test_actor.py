@@ -13,11 +13,11 @@ from dba3c.algorithms.policies import Asked, Decision
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore, observations_of
-from dba3c.central.wire import TERMINATED, VALID, GroupShape, unpack_extras
+from dba3c.central.wire import TERMINATED, VALID, GroupShape
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
-from dba3c.environments.protocol import EnvironmentFailed, Episode
+from dba3c.environments.protocol import EnvironmentFailed, Episode, Transition
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost, Refused, RunStopped
 from tests.dba3c.environments.counting_game import CONFIG, Counting, raising, unmakable
@@ -121,22 +121,22 @@ def test_after_a_learners_death_the_games_go_on_with_its_next_life() -> None:
     assert acting.result == "done"
 
 
-def test_games_that_ended_with_an_unanswered_step_are_told_of_again_in_the_next_link() -> None:
-    (group,) = make_groups(1)
+def test_games_are_told_with_the_steps_in_which_they_ended() -> None:
+    groups, ended, frames = make_groups(), list[Episode](), [0]
 
-    def told() -> list[Episode]:
-        message, shape = np.frombuffer(group.message, np.uint8), group.shape
-        (fixed,) = message[: shape.fixed_bytes].view(shape.fixed)
-        return unpack_extras(shape, message, fixed["flags"])[2]
+    def count(version: int, transition: Transition, sections: dict[str, float]) -> None:
+        ended.extend(transition.episodes)
+        frames[0] += int(transition.frames.sum())
 
-    while not (ended := group.step().episodes):
-        assert group.steps < 500
-    for _ in range(2):
-        group.begin_link()
-        assert told() == ended
-    group.step()
-    group.begin_link()
-    assert told() == []
+    service = make_service(groups[0].shape)
+    address = service.hub.listen("127.0.0.1")
+    acting = InThread(make_actor(groups, lambda: address, on_steps=count))
+    serve(service, lambda: len(ended) >= 8)
+    service.close("done")
+    acting.thread.join(PATIENCE_S)
+    lengths = [episode.length_steps for episode in ended]
+    assert all(8 <= length <= 11 for length in lengths)  # always right, a pole falls that soon
+    assert sum(lengths) <= frames[0]
 
 
 def test_restarts_in_the_step_in_which_an_environment_is_given_up_are_told_too() -> None:

@@ -18,7 +18,6 @@ from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.protocol import Episode
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
@@ -91,35 +90,6 @@ def learn(
         metrics.close()
         exchange.close()
         serving.close(None)
-
-
-def test_games_are_told_before_the_first_gradient_and_after_the_last(tmp_path: Path) -> None:
-    config = replace(
-        CARTPOLE,
-        algorithm=AlgorithmConfig(algorithm="r2d2"),
-        replay=ReplayConfig(replay_start=100_000, replay_capacity=100_000, memory_size=8, dueling_size=8),
-        central=replace(CARTPOLE.central, unroll_length=80),
-    )
-    spaces = spaces_of(config)
-    network = build_model(config, spaces).network
-    serving = InProcessServing(config, build_policy(config, network, spaces, seed=1))
-    asked: list[int] = []
-    metrics_file = tmp_path / "metrics" / "learner-0.jsonl"
-    metrics_file.parent.mkdir()
-    told_before: list[int] = []
-
-    def stop(step: int, data_points: int) -> str | None:
-        asked.append(step)
-        metrics.flush()
-        told_before.append(metrics_file.read_text().count('"episode"') if metrics_file.exists() else 0)
-        serving.service.episodes += [Episode(7.0, 1, True, False)] if len(asked) == 6 else []
-        return "enough" if len(asked) == 6 else None
-
-    metrics = MetricsWriter(RunFolder(tmp_path), "learner", 0)
-    learn(config, network, serving, metrics, stop)
-    assert asked == [0] * 6 and told_before[-1] > 0
-    scores = [record["score"] for record in map(json.loads, metrics_file.open()) if record["kind"] == "episode"]
-    assert scores[-1] == 7.0
 
 
 def test_latencies_of_a_replay_s_filling_are_not_the_first_record_s(tmp_path: Path) -> None:

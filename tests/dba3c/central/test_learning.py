@@ -19,7 +19,6 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.optim import ClippedExchange
 from param_servers.replica import LocalExchange
 from tests.dba3c.central.in_process import InProcessServing
-from tests.integration.runs import records
 
 
 def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[float]:
@@ -50,7 +49,7 @@ def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[float]:
         metrics.close()
         exchange.close()
         serving.close(None)
-    return [record["score"] for record in records(folder, "learner", 0) if record["kind"] == "episode"]
+    return [episode.score for episode in serving.service.episodes]
 
 
 MEMORY = EnvironmentConfig(env_id="tests.integration.games:make_memory_cue")

@@ -137,7 +137,7 @@ def tell(store: UnrollStore, key: GroupKey, times: range) -> None:
         observation = np.array([[1000 * first + time], [1000 * (first + 1) + time]], np.float32)
         begins = np.full(2, time == times.start)
         ends = (nothing, nothing, ~begins)
-        length = pack_step(SHAPE, message, observation, np.ones(2, np.float32), ends, begins, [])
+        length = pack_step(SHAPE, message, observation, np.ones(2, np.float32), ends, begins)
         store.of(key).place(length)[:] = message[:length].data
         store.arrived(key, length, (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1)))
         store.of(key).answer(np.zeros(2, np.int64), np.zeros(2, np.float32), version=0)
@@ -251,7 +251,7 @@ def test_sac_replays_each_action_with_what_it_led_to_and_only_a_termination_ends
         message, shown = np.zeros(shape.most_bytes, np.uint8), np.array([time, 100 + time], np.float32)
         over, begins = np.array([time == 3, False]), np.full(2, time in (0, 4))
         ends = (over, np.array([False, time == 3]), ~begins)
-        size = pack_step(shape, message, shown[:, None], shown / 10, ends, begins, [])
+        size = pack_step(shape, message, shown[:, None], shown / 10, ends, begins)
         store.of(key).place(size)[:] = message[:size].data
         store.arrived(key, size, ())
         store.of(key).answer(shown[:, None] / 1000, np.zeros(2, np.float32), version=0)

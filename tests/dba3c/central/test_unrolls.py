@@ -9,11 +9,10 @@ import torch
 from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.central.actor import ActorGroup
 from dba3c.central.unrolls import GroupKey, GroupUnroll, UnrollStore, observations_of, side_by_side
-from dba3c.central.wire import VALID, GroupShape, pack_step
+from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
-from param_servers.errors import BadMessage
 
 SHAPE = GroupShape(
     num_envs=2, frame_stack=1, observation_shape=(1,), dtype="float32", action_shape=(), action_dtype="int64"
@@ -27,9 +26,9 @@ def say(store: UnrollStore, key: GroupKey, value: float, *, valid: bool = True, 
     message = np.zeros(SHAPE.most_bytes, np.uint8)
     observation = np.array([[value], [value + 0.5]], np.float32)
     reward, nothing = np.full(2, 10 * value, np.float32), np.zeros(2, bool)
-    length = pack_step(SHAPE, message, observation, reward, (nothing, nothing, np.full(2, valid)), nothing, [])
+    length = pack_step(SHAPE, message, observation, reward, (nothing, nothing, np.full(2, valid)), nothing)
     store.of(key).place(length)[:] = message[:length].data
-    return store.arrived(key, length, state)
+    store.arrived(key, length, state)
 
 
 def do(store: UnrollStore, key: GroupKey, action: int, version: int = 0) -> None:
@@ -115,36 +114,18 @@ def test_the_state_that_meets_an_unrolls_first_observation_is_kept_with_it() -> 
     assert second.initial_state[0][0, 0] == T
 
 
-def test_a_reset_step_is_not_valid() -> None:
-    store = UnrollStore(SHAPE, T)
-    store.begin(A, ())
-    for value, valid in enumerate([True, True, False, True]):
-        say(store, A, value, valid=valid)
-        do(store, A, 0) if value < T else None
-    (unroll,) = store.take(1)
-    assert (unroll.flags[1:, 0] & VALID != 0).tolist() == [True, False, True]
-
-
-def test_an_oversized_observation_is_refused_before_it_is_received() -> None:
-    store = UnrollStore(SHAPE, T)
-    store.begin(A, ())
-    with pytest.raises(BadMessage):
-        store.of(A).place(SHAPE.most_bytes + 1)
-
-
 def test_a_row_keeps_the_fixed_part_of_a_message_and_yet_the_last_one_may_be_as_long_as_any() -> None:
     shape = GroupShape(2, 4, (4, 3, 3), "uint8", (), "int64")
     unroll = GroupUnroll(shape, T, A, ())
     rows = unroll.history + T + 1
-    assert unroll.frames.frames.strides[0] == shape.fixed_bytes < shape.most_bytes / 3
+    assert unroll.frames.frames.strides[0] == shape.fixed_bytes < shape.most_bytes / 2
     message, ends = np.zeros(shape.most_bytes, np.uint8), np.zeros((3, 2), bool)
     for t in range(T + 1):
         observation = np.arange(72, dtype=np.uint8).reshape(2, 4, 3, 3) + t
-        episodes = [Episode(t, 10, True, False, env) for env in range(2)]
-        length = pack_step(shape, message, observation, np.full(2, t, np.float32), tuple(ends), ~ends[0], episodes)
+        length = pack_step(shape, message, observation, np.full(2, t, np.float32), tuple(ends), ~ends[0])
         assert length == shape.most_bytes
         unroll.place(length)[:] = message.data
-        assert unroll.arrived(length) == episodes
+        unroll.arrived(length)
         seen = np.zeros_like(observation)
         unroll.observation_into(seen)
         np.testing.assert_array_equal(seen, observation)

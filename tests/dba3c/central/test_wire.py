@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dba3c.central.wire import VALID, WHOLE, GroupShape, pack_step, unpack_extras
+from dba3c.central.wire import VALID, WHOLE, GroupShape, pack_step, unpack_older
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage
 
@@ -18,31 +17,29 @@ IMAGES = GroupShape(
 NOTHING = np.zeros(3, bool)
 
 
-def packed(shape: GroupShape, whole: list[bool], episodes: list[Episode]) -> tuple[np.ndarray, np.ndarray]:
+def packed(shape: GroupShape, whole: list[bool]) -> tuple[np.ndarray, np.ndarray]:
     observation = (
         np.random.default_rng(0).integers(0, 255, (shape.num_envs, *shape.observation_shape)).astype(shape.dtype)
     )
     buffer = np.zeros(shape.most_bytes, np.uint8)
     ends = (NOTHING, NOTHING, ~NOTHING)
-    length = pack_step(shape, buffer, observation, np.array([1, -2, 0.5], np.float32), ends, np.array(whole), episodes)
+    length = pack_step(shape, buffer, observation, np.array([1, -2, 0.5], np.float32), ends, np.array(whole))
     return observation, buffer[:length]
 
 
 def test_a_step_comes_out_as_it_went_in() -> None:
-    episodes = [Episode(-3.5, 1234567, True, False, 2), Episode(1e9, 1, False, True, 0)]
-    observation, message = packed(IMAGES, [True, False, True], episodes)
+    observation, message = packed(IMAGES, [True, False, True])
     (fixed,) = message[: IMAGES.fixed_bytes].view(IMAGES.fixed)
     assert fixed["flags"].tolist() == [VALID | WHOLE, VALID, VALID | WHOLE]
     assert fixed["reward"].tolist() == [1.0, -2.0, 0.5]
     assert np.array_equal(fixed["frames"], observation[:, 1:])
-    whole, older, ended = unpack_extras(IMAGES, message, fixed["flags"])
-    assert ended == episodes
+    whole, older = unpack_older(IMAGES, message, fixed["flags"])
     assert whole.tolist() == [0, 2]
     assert np.array_equal(older[:, 0], observation[[0, 2], :1])
 
 
 def test_a_step_in_which_nothing_began_sends_the_newest_frame_only() -> None:
-    _, message = packed(IMAGES, [False] * 3, [])
+    _, message = packed(IMAGES, [False] * 3)
     assert len(message) == IMAGES.fixed_bytes == 28 + 3 * 4 + 4  # 27 bytes of frames and 3 of flags, padded for float32
 
 
@@ -54,16 +51,16 @@ def test_lengths_that_cannot_be_are_refused_before_anything_is_taken() -> None:
 
 @pytest.mark.parametrize("change", [-1, 1, 5])
 def test_a_length_that_does_not_fit_its_flags_is_refused(change: int) -> None:
-    _, message = packed(IMAGES, [True, False, False], [Episode(1.0, 2, True, False, 0)])
+    _, message = packed(IMAGES, [True, False, False])
     longer = np.concatenate([message, np.zeros(8, np.uint8)])[: len(message) + change]
     with pytest.raises(BadMessage):
-        unpack_extras(IMAGES, longer, np.array([VALID | WHOLE, VALID, VALID], np.uint8))
+        unpack_older(IMAGES, longer, np.array([VALID | WHOLE, VALID, VALID], np.uint8))
 
 
 def test_flags_that_promise_more_than_there_is_are_refused() -> None:
-    _, message = packed(IMAGES, [False] * 3, [])
+    _, message = packed(IMAGES, [False] * 3)
     with pytest.raises(BadMessage):
-        unpack_extras(IMAGES, message, np.full(3, VALID | WHOLE, np.uint8))
+        unpack_older(IMAGES, message, np.full(3, VALID | WHOLE, np.uint8))
 
 
 def test_the_fingerprint_tells_different_environments_apart() -> None:

@@ -32,36 +32,11 @@ def test_games_of_one_process_are_not_weighed_against_the_steps_of_another():
     assert summary.life_mean is None and summary.best_mean is None  # 8 % of the steps lie in games that have ended
 
 
-def test_games_that_a_learner_tells_are_weighed_against_the_steps_of_its_actors():
-    def told(steps):
-        return [record("episode", 1.0, "learner", score=3.0, length_steps=steps) for _ in range(3)]
-
-    acted = record("step", 1.0, "actor", agent_steps=300)
-    assert summary_of(*told(70), acted).life_mean is None
-    assert summary_of(*told(90), acted).life_mean == 3.0
-
-
 def test_games_of_one_lane_are_not_weighed_against_the_steps_of_another():
     lanes = [f"worker-0.{lane}" for lane in range(12)]
     lucky = [record("episode", 0.5, file=lane, score=0.93, length_steps=20) for lane in lanes for _ in range(5)]
     summary = summary_of(*lucky, *(record("step", 1.0, file=lane, agent_steps=1000) for lane in lanes))
     assert summary.life_mean is None and summary.best_mean is None  # a tenth of the steps
-
-
-def test_games_that_a_learner_tells_wait_until_all_its_actors_have_told_their_steps():
-    facts = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0, {"actor": 3}),))
-    played = [record("episode", 1.0, "learner", score=3.0, length_steps=100) for _ in range(3)]
-
-    def told(rank, time_s, steps):
-        return record("step", time_s, "actor", rank, agent_steps=steps)
-
-    first = summary_of(*played, told(0, 2.0, 300), facts=facts)
-    assert first.best_mean is None  # not 300 of 300: two have not spoken
-    assert summary_of(*played, *(told(rank, 3.0 + rank, 3000) for rank in range(3)), facts=facts).best_mean is None
-    assert summary_of(*played, *(told(rank, 3.0 + rank, 100) for rank in range(3)), facts=facts).best_mean == 3.0
-    without_2 = [told(rank, 10.0 * turn, 0 if turn else 150) for turn in range(12) for rank in range(2)]
-    assert summary_of(*played, *without_2[:20], facts=facts).best_mean is None
-    assert summary_of(*played, *without_2, facts=facts).best_mean == 3.0  # it was silent for 100 s
 
 
 def test_games_before_a_roll_back_do_not_count_for_the_stop_score():
@@ -93,20 +68,6 @@ def test_of_games_that_go_on_after_a_roll_back_only_what_was_played_since_counts
     summary.add(record("step", 7.0, agent_steps=20))
     summary.judge()
     assert summary.life_mean == 400.0
-
-
-def test_after_a_roll_back_and_in_an_earlier_life_a_learner_s_games_wait_for_its_actors_too():
-    lives = (Life(0.0, 8.0, {"actor": 3}), Life(900.0, 8.0, {"actor": 1}))
-    played = [record("episode", 501.0, "learner", score=3.0, length_steps=100) for _ in range(3)]
-    before = [
-        record("server", 499.0, "learner", data_points_total=9),
-        record("server", 500.0, "learner", data_points_total=5),
-    ]
-    first = record("step", 502.0, "actor", 0, agent_steps=300)
-    for facts in (RunFacts("run", stop_games=3, lives=lives[:1]), RunFacts("run", stop_games=3, lives=lives)):
-        assert summary_of(*before, *played, first, facts=facts).best_mean is None
-        others = [record("step", 503.0 + rank, "actor", rank, agent_steps=0) for rank in (1, 2)]
-        assert summary_of(*before, *played, first, *others, facts=facts).best_mean == 3.0
 
 
 def games(*scores, **fields):
