@@ -37,9 +37,7 @@ def environments_of(config: TrainConfig) -> int:
 
 
 def _meant(value: Any, config: TrainConfig, name: str) -> Any:
-    """What an option says, however it is written: 1e-2 is 0.01, and None what the environment's family has."""
-    if name in ("entropy_cost", "policy_clip", "learning_rate"):
-        return parse_schedule(value)
+    """What an option says: None is what the environment's family has."""
     of_family = {"frame_skip": config.environment.frame_skip_range, "clip_reward": config.environment.clips_reward}
     return of_family.get(name, value)
 

@@ -51,7 +51,8 @@ class AlgorithmConfig:
         if ":" not in self.algorithm and self.algorithm not in ALGORITHMS:
             close = did_you_mean(self.algorithm, (*ALGORITHMS, OWN))
             raise UserError(f"no algorithm is called {self.algorithm!r}; {close}")
+        for name in ("entropy_cost", "policy_clip"):  # one way of writing it: 1e-2 is 0.01
+            object.__setattr__(self, name, str(parse_schedule(getattr(self, name))))
         clip = parse_schedule(self.policy_clip)
         if clip.start <= 0 or clip.end < 0:
             raise UserError(f"policy_clip must begin greater than 0 and never fall below it, got {self.policy_clip}")
-        parse_schedule(self.entropy_cost)

@@ -23,8 +23,7 @@ from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import is_there, resolved, write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
-from param_servers.config import parse_schedule
-from param_servers.errors import HAS_DIVERGED, ConfigError
+from param_servers.errors import HAS_DIVERGED
 
 _POINTS_EVERY_S = 5.0
 MAY_DIFFER = (
@@ -34,8 +33,6 @@ MAY_DIFFER = (
     "exchange/checkpoint_timeout_s", "environment/env_threads", "environment/environment_timeout_s",
 )  # fmt: skip
 """What makes no run another one than the other seeds: what is kept of it, its threads, addresses and patience."""
-_SCHEDULES = ("algorithm/entropy_cost", "algorithm/policy_clip")
-"""As they were written: 1e-2 is 0.01."""
 
 
 class NothingRecorded(UserError):
@@ -266,9 +263,7 @@ def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     alike: dict[tuple[Any, ...], list[Curve]] = {}
     for curve in curves:
         options = sorted(
-            (key, _one_way_of_writing(key, value))
-            for key, value in flat_names(_as_of_today(curve.config))
-            if key not in MAY_DIFFER
+            (key, str(value)) for key, value in flat_names(_as_of_today(curve.config)) if key not in MAY_DIFFER
         )
         alike.setdefault(tuple(options), []).append(curve)
     groups: dict[str, list[Curve]] = {}
@@ -285,10 +280,3 @@ def _as_of_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
         whole: Mapping[str, Any] = json.loads(TrainConfig.from_json(json.dumps(config)).to_json())
         return whole
     return config
-
-
-def _one_way_of_writing(key: str, value: Any) -> str:
-    if key in _SCHEDULES:
-        with contextlib.suppress(ConfigError):
-            return str(parse_schedule(str(value)))
-    return str(value)

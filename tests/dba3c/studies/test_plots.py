@@ -161,9 +161,9 @@ def test_gaps_in_a_curve_are_bridged(tmp_path, capsys):
 def test_runs_of_one_configuration_are_seeds_of_one_line_whatever_is_kept_of_them(run, tmp_path):
     def run_with(name, rate, seed):
         config = {
-            "optimizer": {"learning_rate": rate},
-            "run": {"seed": seed, "run_dir": name, "track": [name], "recorders": seed},
-            "exchange": {"keep_checkpoints": seed, "port": 7000 + seed, "step_timeout_s": 60.0 + seed},
+            "optimizer": {"learning_rate": str(rate)},
+            "run": {"seed": seed, "run_dir": name, "recorders": seed - 1},
+            "exchange": {"keep_checkpoints": 1 + seed, "port": 7000 + seed, "step_timeout_s": 60.0 + seed},
             "environment": {"env_threads": seed},
             "algorithm": {"entropy_cost": ("0.01", "1e-2")[seed - 1]},
         }

@@ -106,7 +106,7 @@ def test_an_option_that_would_do_nothing_is_refused_with_whose_it_is(words: str,
 @pytest.mark.parametrize(
     "words",
     [
-        "breakout --mode central --network resnet_lstm --unroll-length 9 --batch-unrolls 4 --entropy-cost 0",
+        "breakout --mode central --network resnet_lstm --unroll-length 9 --batch-unrolls 4 --entropy-cost constant:0",
         "breakout --envs-per-worker 4 --rollout-length 3 --algorithm vtrace --value-cost 1",
         "--preset sac --hidden-size 8 --polyak .1 --replay-start 9 --actors 1",
         "--preset r2d2 --memory-size 8 --n-step 3 --replay-ratio 1",

@@ -83,7 +83,7 @@ def test_ppo_is_its_papers_for_atari() -> None:
     rate = parse_schedule(config.optimizer.learning_rate)
     assert (algorithm.rollout_length, config.environment.envs_per_worker, config.exchange.num_workers) == (128, 8, 1)
     assert (algorithm.ppo_epochs, algorithm.ppo_minibatches) == (3, 4)  # of 256
-    assert (algorithm.discount, algorithm.trace_lambda, algorithm.entropy_cost) == (0.99, 0.95, "0.01")
+    assert (algorithm.discount, algorithm.trace_lambda, algorithm.entropy_cost) == (0.99, 0.95, "constant:0.01")
     assert algorithm.value_cost / 2 == 1.0  # the paper's coefficient is of the whole square, ours of half of it
     for alpha in (1.0, 0.5, 0.0):
         at = 10e6 * (1 - alpha)

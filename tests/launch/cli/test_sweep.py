@@ -399,7 +399,7 @@ def test_a_search_draws_its_trials_is_told_their_scores_and_goes_on_where_it_was
     for point, trial in zip(points, trials, strict=True):
         config = json.loads((tmp_path / point.name / "seed-0" / "config.json").read_text())
         assert config["optimizer"]["learning_rate"] == f"constant:{trial.params['learning-rate']:.10g}"
-        assert config["algorithm"]["entropy_cost"] == trial.params["entropy-cost"]
+        assert config["algorithm"]["entropy_cost"] == f"constant:{float(trial.params['entropy-cost']):g}"
     assert main(["sweep", "--into", str(tmp_path), "--list"]) == 0
     assert "2 of 2 trials were begun" in capfd.readouterr().out
     assert main(["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-2", "--into", str(tmp_path)]) == 2
