@@ -11,13 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -57,21 +54,12 @@ TOLD = ("inference_batch", "inference_latency_p50_ms", "inference_latency_p99_ms
         "inference_thread_waiting")  # fmt: skip
 
 
-def measured(words: list[str]) -> dict[str, Any]:
-    """One run; see `throughput.measured`."""
-    first = "actor" if "central" in words else "worker"
-    with throughput.temporary() as path:
-        command = [sys.executable, "-m", "launch", "train", "breakout", *words, "--metrics-window-s", "0.5"]
-        command += ["--track", "--run-dir", str(path), "--step-timeout-s", "120"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        folder = RunFolder(path)
-        found = throughput.measured(process, folder, lambda: process.send_signal(signal.SIGINT), first)
-        learners = [r for r in whole_run(folder) if r["kind"] == "step" and r.get("role") == "learner"]
-        half = learners[len(learners) // 2 :]
-        for name in TOLD:
-            if values := [r[name] for r in half if name in r]:
-                found[name] = round(statistics.median(values), 4)
-        return found
+def of_learners(folder: RunFolder) -> dict[str, float]:
+    """Medians of what learners told of themselves in the second half of a run."""
+    learners = [r for r in whole_run(folder) if r["kind"] == "step" and r.get("role") == "learner"]
+    half = learners[len(learners) // 2 :]
+    values = {name: [r[name] for r in half if name in r] for name in TOLD}
+    return {name: round(statistics.median(found), 4) for name, found in values.items() if found}
 
 
 def write_page() -> None:
@@ -109,7 +97,8 @@ def main() -> None:
             missing.append(f"{case}: no time was left")
             continue
         try:
-            found = measured(CASES[case].split())
+            words = [*CASES[case].split(), "--track", "--step-timeout-s", "120"]
+            found = throughput.run(words, "actor" if "central" in words else "worker", of_learners)
         except TimeoutError as error:
             missing.append(f"{case}: {error}")
             continue

@@ -2,7 +2,7 @@
 
     python results/lanes/measure.py          (about 25 minutes on an idle machine of 2 cores)
 
-Real `dba3c train` runs of Breakout in turn, ROUNDS times; agent steps/s of the last SECONDS of each. Appends to
+Real `dba3c train` runs of Breakout in turn, ROUNDS times; agent steps/s (`throughput.run`) of each. Appends to
 rows.jsonl. Then what the adding up takes (`param_servers.benchmarks.lanes`), to reduction.jsonl. Writes the tables of
 README.md from both.
 """
@@ -14,18 +14,17 @@ import math
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dba3c.metrics.reader import whole_run
-from dba3c.runs.folder import RunFolder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from throughput.measure import run
+
 from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 
 HERE = Path(__file__).resolve().parent
-SECONDS, WARM_UP_S = 15.0, 8.0
 NETWORKS = ["small:bfloat16", "small:float32", "nature:bfloat16", "nature:float32"]
 WAYS = {
     "one lane": "--exchange local --workers 1 --lanes 1 --envs-per-worker {half}",
@@ -37,22 +36,10 @@ WAYS = {
 
 
 def together(words: list[str], runs: int) -> float:
-    """Of as many runs at once, that know nothing of each other: what the machine has for any way to share them."""
+    """Agent steps/s of as many runs at once, that know nothing of each other: what the machine has for any way to share
+    them."""
     with ThreadPoolExecutor(runs) as pool:
-        return sum(pool.map(agent_steps_per_s, [words] * runs))
-
-
-def agent_steps_per_s(words: list[str]) -> float:
-    """Of a run's last SECONDS."""
-    hours = str((SECONDS + WARM_UP_S) / 3600)
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        limits = ["--max-hours", hours, "--track", "--metrics-window-s", "0.5", "--run-dir", str(run)]
-        command = [sys.executable, "-m", "launch", "train", "breakout", *words, *limits]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-        steps = [r for r in whole_run(RunFolder(run)) if r["kind"] == "step" and "agent_steps" in r]
-        end_s = max(r["time_s"] for r in steps) - 0.5
-        return sum(r["agent_steps"] for r in steps if end_s - SECONDS < r["time_s"] <= end_s) / SECONDS
+        return sum(found["agent_steps_per_s"] for found in pool.map(run, [[*words, "--track"]] * runs))
 
 
 def write_page(made: str) -> None:

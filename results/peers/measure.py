@@ -252,9 +252,9 @@ def page() -> None:
     fastest = max(others, key=lambda row: row["agent_steps_per_s"])["system"]
     base = {turn(row): row["agent_steps_per_s"] for row in here if row["system"] == fastest}
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in here:
-        if turn(row) in base:
-            rows[row["system"]].append(row)
+    shown = [row for row in here if turn(row) in base]
+    for row in shown:
+        rows[row["system"]].append(row)
     table = []
     for name, mine in rows.items():
         rates = [row["agent_steps_per_s"] for row in mine]
@@ -264,7 +264,7 @@ def page() -> None:
         table.append((statistics.median(rates), line))
     speeds, ratios_told = ("agent steps/s", "from … to"), ("× the fastest other", "ratios from … to")
     head = ["system", "rounds", *speeds, *ratios_told, "private memory, MB"]
-    renew(HERE / "README.md", newest["made"], markdown(head, [line for _, line in sorted(table, reverse=True)]))
+    renew(HERE / "README.md", shown[-1]["made"], markdown(head, [line for _, line in sorted(table, reverse=True)]))
 
 
 def turn(row: Mapping[str, Any]) -> tuple[str, int]:

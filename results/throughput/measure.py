@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,15 @@ def loop(words: Sequence[str]) -> dict[str, Any]:
             return measured(process, folder, lambda: folder.request_stop("measured long enough"))
 
 
-def run(words: Sequence[str]) -> dict[str, Any]:
-    """All of what a user starts."""
+def run(
+    words: Sequence[str], first: str = "worker", told: Callable[[RunFolder], dict[str, Any]] = lambda folder: {}
+) -> dict[str, Any]:
+    """All of what a user starts, `measured`; and what is `told` of its folder at the end."""
     with temporary() as path:
         command = ["-m", "launch", "train", "breakout", *words, "--metrics-window-s", "0.5", "--run-dir", str(path)]
         process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return measured(process, RunFolder(path), lambda: process.send_signal(signal.SIGINT))
+        folder = RunFolder(path)
+        return measured(process, folder, lambda: process.send_signal(signal.SIGINT), first) | told(folder)
 
 
 @contextlib.contextmanager
@@ -147,7 +150,9 @@ def measured(process: subprocess.Popen[bytes], folder: RunFolder, stop: Any, fir
     try:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not any(file.stat().st_size for file in folder.metrics.glob(f"{first}-*.jsonl")):
-            if time.monotonic() > deadline_s or process.poll() is not None:
+            if process.poll() is not None:
+                raise TimeoutError(f"{process.args} ended before its first step, with exit code {process.returncode}")
+            if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no step within {START_TIMEOUT_S:.0f} s of {process.args}")
             time.sleep(0.1)
         time.sleep(WARM_UP_S)
