@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from dba3c.errors import UserError
 from launch.cli.configuration import WITHOUT_SERVERS, fit_config, said_of_samples
@@ -34,7 +36,7 @@ LEAST_TRAINING_S = 300
 class SlurmShape:
     """Print a Slurm script: dba3c sbatch PRESET [OPTIONS] > job.sh"""
 
-    preset: str = "breakout"
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")] = "breakout"
     """What to train: a preset of `dba3c train`, or an environment."""
 
     nodes: int = option(64, least=1)
@@ -299,15 +301,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
 
 def sbatch(words: Sequence[str]) -> int:
     """``dba3c sbatch PRESET [OPTIONS]``: print the script."""
-    options = words
-    if words and not words[0].startswith("-"):
-        options = ["--preset", *words]
-        if any(word.partition("=")[0] == "--preset" for word in words):
-            raise UserError(
-                f"{words[0]} and --preset: a script has one of them; an environment can be said when it is submitted, "
-                f"DBA3C_ARGS='--env {words[0]}'"
-            )
-    sys.stdout.write(script_text(parse(SlurmShape, options, "dba3c sbatch"), words))
+    sys.stdout.write(script_text(parse(SlurmShape, words, "dba3c sbatch"), words))
     return 0
 
 

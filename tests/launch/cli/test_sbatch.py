@@ -19,7 +19,6 @@ from launch.cli.sbatch import SlurmShape, sbatch, script_text
 from launch.cluster.launchers import LaunchPlace
 from launch.slurm.controller import ACT_TIMEOUT_S, REQUEUE_PAUSE_S, REQUEUE_TRIES, srun_command
 from launch.slurm.job import LostNodes
-from tests.integration.runs import refused
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 
@@ -144,11 +143,6 @@ def test_what_trains_by_central_inference_is_refused_without_a_learner_with_the_
         script_text(SlurmShape(preset="impala", nodes=4, tasks_per_node=2), ())
 
 
-def test_an_environment_and_a_preset_are_refused_and_neither_is_trained_without_the_other(capsys) -> None:
-    words = ["sbatch", "ALE/Boxing-v5", "--preset", "atari", "--nodes", "4"]  # it printed a script that trains Pong
-    assert "DBA3C_ARGS='--env ALE/Boxing-v5'" in refused(capsys, *words)
-
-
 @pytest.mark.parametrize("limit", ["4h", "1:2:3:4", "-1:00", "1-", "", "8:00\n", "soon"])
 def test_what_slurm_would_not_take_as_a_time_limit_is_refused_with_what_it_takes(limit: str) -> None:
     with pytest.raises(UserError, match="no time limit of Slurm's: 90, "):
@@ -166,7 +160,7 @@ def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
         "",
         "--nodes 16 --backup-workers 2 --evaluators 1",
         "--colocated-servers --servers 20",
-        "--preset dba3c_paper --nodes 16",
+        "dba3c_paper --nodes 16",
         "--nodes 16 --learners 1",
         "--nodes 16 --learners 2",
     ],
