@@ -6,13 +6,23 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dba3c.algorithms.config import AlgorithmConfig
+from dba3c.assembly.model import build_model, spaces_of
+from dba3c.central.learner import build_serving
 from dba3c.central.service import Batcher
 from dba3c.central.unrolls import observations_of
 from dba3c.central.wire import CentralRole
-from param_servers.wire.frames import Message
+from dba3c.central_config import CentralConfig
+from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.metrics.writer import Sections
+from param_servers.config import ExchangeConfig
+from param_servers.wire.frames import Event, Joined, Message
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Kind
@@ -72,6 +82,33 @@ def test_whoever_is_no_actor_of_this_learner_is_told_so(stage: Callable[..., Sta
     hub.shut()
     assert events[0].refused
     assert why in events[0].reason
+
+
+@pytest.mark.parametrize(("algorithm", "welcome"), [("r2d2", False), ("vtrace", True)])
+def test_only_who_keeps_a_replay_turns_away_actors_that_were_not_announced(algorithm: str, welcome: bool) -> None:
+    central = CentralConfig(mode="central", actors=1, envs_per_actor=4, unroll_length=80)
+    config = TrainConfig(
+        environment=EnvironmentConfig(env_id="CartPole-v1"),
+        network=NetworkConfig(network="mlp"),
+        algorithm=AlgorithmConfig(algorithm=algorithm),
+        exchange=ExchangeConfig(exchange="local"),
+        central=central,
+    )
+    process: Any = SimpleNamespace(config=config, secret=SECRET, rank=0)
+    metrics: Any = SimpleNamespace(record_event=lambda event, line: None)
+    spaces = spaces_of(config)
+    service = build_serving(process, build_model(config, spaces).network, spaces, 0, 1, metrics).service
+    hub, events = Hub(SECRET, lambda peer, header: memoryview(b"")), list[Event]()
+    second = Hello(CentralRole.ACTOR, 1, 0, 0, service.store.shape.fingerprint)
+    hub.dial(service.hub.listen("127.0.0.1"), second)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not events and time.monotonic() < deadline_s:
+        service.turn(0.001, Sections())
+        events += hub.poll(0.0)
+    hub.shut()
+    service.close(None)
+    (event,) = events
+    assert isinstance(event, Joined) if welcome else "a learner answers actors 0 to 0" in event.reason
 
 
 def test_a_strangers_garbage_is_turned_away_and_nobody_is_harmed(stage: Callable[..., Stage]) -> None:
