@@ -234,7 +234,7 @@ def train_on_one_machine(
         RunBroken: a server or all workers failed (their processes have printed why); or a server did not end when it
             should have, or a worker did not: these are named and killed.
     """
-    exchange_config = exchange_config.of_servers()
+    exchange_config = replace(exchange_config.of_servers(), port=0)  # several on one host; nobody else dials them
     plan = plan_shards(FlatLayout.of_module(model), exchange_config.num_servers)
     layout, initial_parameters = plan.layout, plan.layout.flatten(model)
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()

@@ -19,6 +19,7 @@ from param_servers.errors import ConfigError, RunBroken
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.running import connect, serve, shared_secret, train_on_one_machine
 from param_servers.servers.server import ParameterServer
+from tests.ports import free_port
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 
@@ -41,7 +42,7 @@ def test_a_module_learns_on_one_machine_what_it_learns_in_one_process() -> None:
         model,
         loss,
         OptimizerConfig(optimizer="sgd", learning_rate="0.5"),
-        ExchangeConfig(exchange="servers", num_workers=2, num_servers=2),
+        ExchangeConfig(exchange="servers", num_workers=2, num_servers=2, port=free_port()),  # of which there is one
         data_points=2,
         should_stop=lambda step, data_points: "enough" if data_points >= 40 else None,
     )
