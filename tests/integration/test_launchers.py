@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dba3c.errors import RUN_ENDED_BROKEN_EXIT
 from dba3c.roles import PER_START
 from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
+from tests.integration.runs import records
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -25,6 +27,9 @@ BIN = Path(sys.executable).parent
 TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "2000"]
 ENDLESS = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
 AS_ROOT = ["--allow-run-as-root", "--oversubscribe"]  # which numbers local ranks out of order
+AS_TORCHRUN_SAYS = {"RANK": "RANK", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "DBA3C_LAUNCH_ID": "one"}
+WITH_A_SERVER = "--servers 1 --envs-per-worker 2 --gradients 1"
+NO_CHECKPOINT_BEFORE_ITS_END = "--checkpoint-every-steps 1000000"
 LAUNCHERS = {
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "3", "--no-python", "dba3c"],
     "mpirun": ["mpirun", *AS_ROOT, "-n", "3", str(BIN / "dba3c")],
@@ -64,12 +69,15 @@ def commits(run_dir: Path) -> list[list[list[int]]]:
 
 
 class Ranks:
-    """Three ranks of one launch, started one by one."""
+    """Three ranks of one launch, started one by one.
 
-    shape = (*TRAIN[2:-2], "--gradients", "1")
+    Args:
+        shape: words of `dba3c train`, after those that make it endless.
+        environ: what their launcher sets for each, with RANK for its number.
+    """
 
-    def __init__(self, folder: Path, **environ: str) -> None:
-        self.folder, self.run_dir, self.environ = folder, folder / "run", environ
+    def __init__(self, folder: Path, shape: str = WITH_A_SERVER, environ: Mapping[str, str] = AS_TORCHRUN_SAYS) -> None:
+        self.folder, self.run_dir, self.shape, self.environ = folder, folder / "run", shape.split(), environ
         self.running = [self.start(rank) for rank in range(3)]
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
@@ -107,7 +115,7 @@ class Ranks:
 
 
 def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
-    with Ranks(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
+    with Ranks(tmp_path) as ranks:
         run_dir = ranks.run_dir
         wait_until(lambda: any(member[0] == 1 for step in commits(run_dir) for member in step), "worker 1 to take part")
         ranks.kill(2)
@@ -120,15 +128,11 @@ def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp
         ranks.end()
 
 
-class RanksOfALearner(Ranks):
-    words = "--mode central --envs-per-actor 2 --batch-unrolls 4 --unroll-length 5 --checkpoint-every-steps 1000000"
-    shape = tuple(words.split())
-
-
 @pytest.mark.timeout(240)
 def test_a_learner_whose_rank_is_killed_ends_with_a_checkpoint(tmp_path: Path) -> None:
     """mpirun kills its ranks half a second after it has told them to end."""
-    with RanksOfALearner(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
+    shape = f"--mode central --envs-per-actor 2 --batch-unrolls 4 --unroll-length 5 {NO_CHECKPOINT_BEFORE_ITS_END}"
+    with Ranks(tmp_path, shape) as ranks:
         metrics = ranks.run_dir / "metrics" / "learner-0.jsonl"
         wait_until(lambda: metrics.exists() and '"kind": "step"' in metrics.read_text(), "updates")
         roles = psutil.Process(ranks.running[0].pid).children(recursive=True)
@@ -140,45 +144,39 @@ def test_a_learner_whose_rank_is_killed_ends_with_a_checkpoint(tmp_path: Path) -
     assert list((ranks.run_dir / "checkpoints").glob("step-*/manifest.json"))
 
 
-class RanksWithTwoServers(Ranks):
-    shape = ("--servers", "2", "--envs-per-worker", "2")
-
-
 @pytest.mark.timeout(240)
 def test_a_run_that_ends_because_a_rank_has_lost_its_launcher_has_failed_though_it_is_saved(tmp_path: Path) -> None:
-    environ = {"RANK": "RANK", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "DBA3C_LAUNCH_ID": "one"}
-    with RanksWithTwoServers(tmp_path, **environ) as ranks:
+    with Ranks(tmp_path, f"--servers 2 --envs-per-worker 2 {NO_CHECKPOINT_BEFORE_ITS_END}") as ranks:
         wait_until(lambda: len(commits(ranks.run_dir)) > 20, "steps")
         before = len(commits(ranks.run_dir))
         ranks.kill(1)  # server 1's
         assert ranks.running[0].wait(90) == RUN_ENDED_BROKEN_EXIT
     ended = RunFolder(ranks.run_dir).life()["ended"]
     assert (ended["outcome"], ended["reason"]) == ("failed", "SIGTERM at server 1")
-    assert max(checkpoint_steps(ranks.run_dir / "checkpoints")) >= before  # the last, not one of every five steps'
-
-
-class RanksOfAnAllReduce(Ranks):
-    shape = ("--exchange", "allreduce", "--envs-per-worker", "2", "--metrics-window-s", "0.1")
+    assert max(checkpoint_steps(ranks.run_dir / "checkpoints")) >= before
 
 
 @pytest.mark.timeout(240)
 def test_an_all_reduce_of_which_one_rank_has_lost_its_launcher_has_failed_and_is_saved(tmp_path: Path) -> None:
-    environ = {"RANK": "RANK", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "DBA3C_LAUNCH_ID": "one"}
-    with RanksOfAnAllReduce(tmp_path, **environ) as ranks:
-        checkpoints = ranks.run_dir / "checkpoints"
-        wait_until(lambda: checkpoints.exists() and checkpoint_steps(checkpoints), "a checkpoint")
-        before = max(checkpoint_steps(checkpoints))
+    shape = "--exchange allreduce --envs-per-worker 2 --metrics-window-s 0.1"
+    with Ranks(tmp_path, f"{shape} {NO_CHECKPOINT_BEFORE_ITS_END}") as ranks:
+
+        def last_step() -> int:
+            taken = [record["step"] for record in records(ranks.run_dir, "worker", 0) if record["kind"] == "step"]
+            return max(taken, default=0)
+
+        wait_until(lambda: last_step() > 20, "steps")
         ranks.kill(1)
         assert ranks.running[0].wait(90) == RUN_ENDED_BROKEN_EXIT
     ended = RunFolder(ranks.run_dir).life()["ended"]
     assert (ended["outcome"], ended["reason"]) == ("failed", "SIGTERM at worker 1")
-    assert max(checkpoint_steps(checkpoints)) >= before
+    assert max(checkpoint_steps(ranks.run_dir / "checkpoints")) >= last_step()
 
 
 @pytest.mark.timeout(240)
 def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", {}, launch_id="an earlier one").release()
-    with Ranks(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
+    with Ranks(tmp_path) as ranks:
         # Each long before --join-timeout-s, which is 300 s.
         wait_until(lambda: all(rank.poll() is not None for rank in ranks.running), "the end of all ranks")
     assert [rank.returncode for rank in ranks.running] == [2, 2, 2]
@@ -187,34 +185,6 @@ def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path
     assert last_line.startswith(
         f"dba3c: {tmp_path}/run already holds a run: resume it (--resume), or choose another folder"
     )
-
-
-@pytest.mark.slow
-def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> None:
-    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    torchrun_s, ours = LAUNCHERS["torchrun"][:4], LAUNCHERS["torchrun"][4:]
-    command = [*torchrun_s, "--max-restarts", "1", *ours, *TRAIN[:-2], *ENDLESS]
-    with (tmp_path / "log").open("wb") as log:
-        torchrun = subprocess.Popen(
-            command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    try:
-        wait_until(lambda: list((tmp_path / "runs").glob("*")) != [], "a run folder")
-        (run_dir,) = (tmp_path / "runs").iterdir()
-        wait_until(lambda: len(commits(run_dir)) > 20, "steps")
-        psutil.Process(torchrun.pid).children()[-1].kill()
-        wait_until(lambda: len(json.loads((run_dir / "meta.json").read_text())["lives"]) == 2, "a second life")
-        before = len(commits(run_dir))
-        assert before > 20  # of the first life, in the same folder
-        wait_until(lambda: len(commits(run_dir)) > before + 5, "steps of the second life")
-        torchrun.send_signal(signal.SIGTERM)
-        torchrun.wait(120)
-    finally:
-        torchrun.kill()
-        torchrun.wait(20)
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_dir.name]
-    restarts = [life["topology"]["restart_count"] for life in json.loads((run_dir / "meta.json").read_text())["lives"]]
-    assert restarts == [0, 1]
 
 
 @pytest.mark.slow
@@ -263,7 +233,7 @@ def test_ranks_of_two_torchruns_resume_together_whichever_has_lost_its_rank(lost
 def test_a_pod_of_the_chief_that_is_restarted_goes_on_with_the_run(tmp_path: Path) -> None:
     """As Kubernetes does it: restartPolicy OnFailure, the same index, the same Job."""
     pod = {"JOB_COMPLETION_INDEX": "RANK", "DBA3C_WORLD_SIZE": "3", "DBA3C_CHIEF_ADDRESS": "127.0.0.1"}
-    with Ranks(tmp_path, **pod, DBA3C_LAUNCH_ID="uid-of-the-job") as ranks:
+    with Ranks(tmp_path, environ={**pod, "DBA3C_LAUNCH_ID": "uid-of-the-job"}) as ranks:
         run_dir = ranks.run_dir
         wait_until(lambda: len(commits(run_dir)) > 20, "steps")
         ranks.kill_pod(0)
