@@ -13,27 +13,18 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.report import FIGURES
 from dba3c.studies.results import read_results
-from dba3c.studies.study import STUDIES, SWEEP, Study, StudyPoint, load
+from dba3c.studies.study import STUDIES, SWEEP, load
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
-from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
+from tests.dba3c.metrics.made_up_run import CONFIG
+from tests.dba3c.studies.conftest import config_of
 from tests.refusals import refusing
 
 
-def config_of(seed):
-    return {**CONFIG, "run": {"stop_score": 5.0, "stop_games": 10, "seed": seed}}
-
-
 @pytest.fixture
-def study(tmp_path, monkeypatch):
+def study(make_up_study):
     """A scaling study of three points, one seed; the first point has not been run."""
-    points = tuple(StudyPoint(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2, 4))
-    made = Study(kind="scaling", points=points, seeds=(0,), x_name="workers")
-    folder = tmp_path / "study"
-    made.save(folder)
-    for run in list(made.runs(folder))[1:]:
-        made_up_run(run.folder, monkeypatch, seconds=20, workers=int(run.point.x), config=config_of(run.seed))
-    return folder
+    return make_up_study(workers=(1, 2, 4), seeds=(0,), seconds=20, not_run=1, stop_score=5.0, stop_games=10)
 
 
 def plotted(study, capsys):

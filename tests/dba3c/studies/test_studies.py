@@ -29,24 +29,14 @@ from dba3c.studies.study import STUDIES, Shape, Study, StudyPoint, build, load, 
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from launch.cli.options import parse_train
-from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
-
-
-def config_of(seed, **others):
-    run = {"stop_score": 30.0, "stop_games": 50, "seed": seed}
-    return {**CONFIG, "run": run, **others}
+from tests.dba3c.metrics.made_up_run import made_up_run
+from tests.dba3c.studies.conftest import config_of
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
+def study(make_up_study):
     """A scaling study of two points × two seeds, all runs there."""
-    points = tuple(StudyPoint(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2))
-    made = Study(kind="scaling", points=points, seeds=(0, 1), x_name="workers")
-    folder = tmp_path / "study"
-    made.save(folder)
-    for run in made.runs(folder):
-        made_up_run(run.folder, monkeypatch, seconds=60, workers=int(run.point.x), config=config_of(run.seed))
-    return folder
+    return make_up_study(workers=(1, 2), seeds=(0, 1), seconds=60)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -341,12 +331,6 @@ def test_nothing_to_draw_is_one_line_that_says_what_could_be(capsys):
     assert "name a study's folder, or run folders" in capsys.readouterr().err
 
 
-def test_a_study_without_one_readable_run_is_an_error_of_one_line(tmp_path, capsys):
-    build("scaling", Shape(values=(1, 2), seeds=1)).save(tmp_path)
-    assert main(["plot", str(tmp_path)]) == 2
-    assert "nothing of the study" in capsys.readouterr().err
-
-
 def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
     small = tmp_path / "small"
     assert commit_into(study, small) == 4
@@ -402,18 +386,11 @@ def test_any_metric_of_a_study_is_drawn_against_its_axis_or_over_time(study, tmp
     assert main(words) == 0
     assert "workers-2" in (tmp_path / "time" / "loss_total.svg").read_text()
     capsys.readouterr()
-    assert main(["plot", str(study), "--y", "loss/totl"]) == 2
-    assert "unknown metric 'loss/totl'; did you mean loss/total" in capsys.readouterr().err
+    for drawn in (study, study / "workers-1" / "seed-0"):
+        assert main(["plot", str(drawn), "--y", "loss/totl"]) == 2
+        assert "unknown metric 'loss/totl'; did you mean loss/total" in capsys.readouterr().err
     assert main(["plot", str(study), "--y", "inference/batch"]) == 2
     assert "no run has recorded inference/batch" in capsys.readouterr().err
-
-
-def test_plot_still_draws_plain_runs_and_refuses_an_unknown_metric(study, tmp_path, capsys):
-    run = str(study / "workers-1" / "seed-0")
-    assert main(["plot", run, "--into", str(tmp_path / "curve")]) == 0
-    assert (tmp_path / "curve.png").exists()
-    assert main(["plot", run, "--into", str(tmp_path / "curve"), "--y", "score/maen"]) == 2
-    assert "did you mean score/mean" in capsys.readouterr().err
 
 
 def test_what_is_drawn_refuses_an_option_of_the_other_kind_before_anything_is_written(study, tmp_path, capsys):
