@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from param_servers.checkpoint.files import load_checkpoint
-from tests.integration.runs import Run, charts, newest_checkpoint, records, refused
+from tests.integration.runs import Run, charts, newest_checkpoint, records
 
 ONE_ACTOR = ("--actors", "1", "--envs-per-actor", "4")
 MEMORY = "tests.integration.games:make_memory_cue"
@@ -71,8 +71,3 @@ def test_a_run_that_ends_while_its_replay_is_filling_says_so_in_its_last_line(tm
     words = ("Pendulum-v1", "--preset", "sac", *ONE_ACTOR, "--replay-start", "1000000", "--max-hours", "0.001")
     last = trained(tmp_path / "run", *words).strip().splitlines()[-1]
     assert ", before the first update, while the replay was filling: it begins with 1,000,000 frames; folder" in last
-
-
-def test_ppo_with_memory_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "train", MEMORY, "--preset", "ppo", "--network", "mlp_lstm")
-    assert "choose a network without _lstm" in said

@@ -209,14 +209,8 @@ def test_a_game_that_fails_in_every_worker_again_and_again_ends_the_run_with_one
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("train", "CartPol-v1"), "CartPole-v1"),
-        (("train", "ALE/Breakot-v5"), "ALE/Breakout-v5"),
-        (("train", "CartPole-v1", "--wrokers", "2"), "--workers"),
         (("train", "CartPole-v1", "--workers", "4", "--gradients", "5"), "5 gradients"),
         (("train", "no_such_package.games:make"), "no_such_package"),
-        (("train", "CartPole-v1", "--network", "natur"), "nature"),
-        (("train", "CartPole-v1", "--servers", "100000"), "open files"),
-        (("trian",), "train"),
         (("resume", "/nonexistent/run"), "/nonexistent/run"),
     ],
 )

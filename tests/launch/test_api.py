@@ -147,11 +147,9 @@ def test_a_file_called_launch_beside_a_script_is_neither_run_nor_taken_for_ours(
         ({"workers": 0}, "num_workers must be at least 1, got 0"),
         ({"workers": 2, "num_workers": 2}, "num_workers is given by two of its names"),
         ({"precision": "half"}, "precision must be float32 or bfloat16, not 'half'"),
-        ({"preset": "ppoo"}, "no preset is called 'ppoo'"),
         ({"burn_in": 3}, "burn_in: an option of algorithm r2d2 only"),
         ({"total_frames": -1}, "total_frames must be at least 1"),
         ({"resume": True}, "nothing to resume"),
-        ({"env": "Acrobot-v1"}, "two environments are given, CartPole-v1 and Acrobot-v1"),
     ],
 )
 def test_what_cannot_be_is_a_user_error_of_one_line(asked: dict[str, Any], options: dict[str, Any], why: str) -> None:

@@ -85,7 +85,7 @@ def test_a_worker_with_memory_answers_what_it_saw(tmp_path: Path) -> None:
 def test_what_a_worker_cannot_learn_by_is_refused() -> None:
     with pytest.raises(UserError, match="mode worker cannot learn by r2d2"):
         TrainConfig(algorithm=AlgorithmConfig(algorithm="r2d2"))
-    with pytest.raises(UserError, match="_lstm"):
+    with pytest.raises(UserError, match="choose a network without _lstm"):
         TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mlp_lstm"))
     TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mine:without_lstm"))
 

@@ -221,7 +221,6 @@ def test_no_servers_are_what_an_exchange_without_servers_has() -> None:
         (["train", "--preset", "ppoo"], "dba3c: no preset is called 'ppoo'; did you mean ppo?"),
         (["evaluate"], "dba3c: PATH is missing: The run's folder"),
         (["evaluate", "--game", "3"], "dba3c: unknown option --game; did you mean --games?"),
-        (["evaluate", "RUN", "--game", "3"], "dba3c: unknown option --game; did you mean --games?"),
         (
             ["evaluate", "RUN", "--banana"],
             "dba3c: unknown option --banana; dba3c evaluate --help lists those that",
