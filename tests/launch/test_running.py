@@ -88,29 +88,43 @@ def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> 
     assert not running.returns(run_dir, chief_of("uid-1"))
 
 
+def ranks_of_torchrun(name: str, restart_count: int = 0) -> LaunchPlace:
+    return LaunchPlace(launcher="torchrun", world_size=3, launch_id=name, run_name=name, restart_count=restart_count)
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason", "goes_on"),
     [
+        (None, "", True),  # it was killed before it could end
         ("failed", "worker 0 failed", True),
         ("stopped", "SIGTERM", True),  # torchrun's own, when it ends the ranks that are left
+        ("stopped", "SIGTERM at worker 0", True),
+        ("stopped", "SIGINT", False),
         ("stopped", STOP_COMMAND, False),
         ("finished", "score reached", False),
     ],
 )
 def test_what_torchrun_starts_again_goes_on_with_its_run_and_not_with_one_that_ended_well_before(
-    tmp_path: Path, outcome: str, reason: str, goes_on: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str | None, reason: str, goes_on: bool
 ) -> None:
-    again = LaunchPlace(
-        launcher="torchrun", world_size=3, launch_id="none-h-29500-1", restart_count=1, run_name="none-h-29500"
-    )
-    with RunFolder.create(
-        tmp_path / "run", {}, launch_id="none-h-29500-0", topology={"run_name": again.run_name}
-    ) as run:
-        assert running.returns(run.path, again)
-        run.end_life(outcome, reason)
-    assert running.returns(run.path, again) is goes_on
+    """It counts no restart where a node joins, or another torchrun's rank had failed, and may choose another port then:
+    the run is known by the torchrun that started it."""
+
+    def which_go_on() -> list[bool]:
+        places = (ranks_of_torchrun("h-29500", restart_count=1), ranks_of_torchrun("h-29500"), ranks_of_torchrun("h-1"))
+        return [running.returns(tmp_path / "run", place) for place in places]
+
+    assert not any(which_go_on())  # the first life did not come as far
+    with RunFolder.create(tmp_path / "run", {}, launch_id="h-29500", topology={"run_name": "h-29500"}) as run:
+        if outcome:
+            run.end_life(outcome, reason)
+    assert which_go_on() == [goes_on] * 3
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(running, "started_by", lambda: "another torchrun")
+        assert which_go_on() == [goes_on, goes_on and outcome is None, False]
+        assert not running.returns(run.path, ranks_of_torchrun("h-1", restart_count=1))
     run.request_stop(STOP_COMMAND)
-    assert not running.returns(run.path, again)  # whatever failed while it was ending
+    assert not any(which_go_on())  # whatever failed while it was ending
 
 
 @pytest.mark.parametrize(

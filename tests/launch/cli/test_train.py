@@ -15,7 +15,7 @@ from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from launch import rank, running
 from launch.cli import runs as commands
-from launch.cluster.launchers import LaunchPlace, detect
+from launch.cluster.launchers import detect
 
 ROOT = Path(__file__).parents[3]
 SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05
@@ -159,37 +159,6 @@ def test_torchrun_s_only_rank_started_again_goes_on_with_its_run(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     commands.train(["breakout"])
     assert (trained["run_dir"], trained["resume"]) == (run_dir, True)
-
-
-def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = {**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    first, second = (detect({**world, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
-    assert not running.returns(tmp_path / "run", second)  # the first life did not come as far
-    folder = RunFolder.create(tmp_path / "run", {}, launch_id=first.launch_id, topology={"run_name": first.run_name})
-    folder.end_life("failed", "worker 0 failed")
-    folder.release()
-    assert running.returns(tmp_path / "run", second)
-    assert running.returns(tmp_path / "run", first)  # a rank had failed on another node, whose torchrun counts it
-    monkeypatch.setattr(running, "started_by", lambda: "another torchrun")
-    assert running.returns(tmp_path / "run", second)
-    assert not running.returns(tmp_path / "run", first)
-    other = LaunchPlace(launcher="torchrun", world_size=2, launch_id="b-1", run_name="b", restart_count=1)
-    assert not running.returns(tmp_path / "run", other)
-
-
-@pytest.mark.parametrize(("reason", "goes_on"), [("SIGTERM", True), ("SIGTERM at worker 0", True), ("SIGINT", False)])
-def test_a_launch_whose_torchrun_starts_its_ranks_again_for_a_node_that_joins_goes_on(
-    reason: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It counts that as no restart, and may choose another port: the run is known by the torchrun that started it."""
-    first, second = (detect({**TORCHRUN, "MASTER_PORT": port}) for port in ("29500", "29501"))
-    folder = RunFolder.create(tmp_path / "run", {}, launch_id=first.launch_id, topology={"run_name": first.run_name})
-    assert running.returns(folder.path, second)  # it was killed before it could end
-    folder.end_life("stopped", reason)
-    folder.release()
-    assert [running.returns(tmp_path / "run", place) for place in (first, second)] == [goes_on] * 2
-    monkeypatch.setattr(running, "started_by", lambda: "another torchrun")
-    assert not running.returns(tmp_path / "run", first)
 
 
 WHAT_TAKES_SECONDS = {"torch", "numpy", "gymnasium", "ale_py", "scipy", "matplotlib", "tensorboard"}
