@@ -168,23 +168,16 @@ def test_a_job_that_gets_nothing_of_its_submitter_s_environment_trains(cluster: 
     assert [exchange[name] for name in ("exchange", "num_workers", "num_backup_workers")] == ["majority", 3, 1]
 
 
-def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Path) -> None:
-    args = "--total-frames 3000 --batch-unrolls 8 --unroll-length 5"
-    sizes = ("--nodes=1", "--cpus-per-task=4", ":", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
-    job = cluster.submit("central_inference.sh", tmp_path, *sizes, args=args)
-    job.wait_for_end()
-    assert "5 = 1 learner + 4 actors" in job.output
-    assert job.lives()[0]["cores"] == 4 + 4 * 2
-    assert json.loads((job.run_dir / "config.json").read_text())["environment"]["env_threads"] == 2  # an actor's
-    assert job.lives()[0].get("ended", {}).get("outcome") == "finished", job.output
-
-
-def test_both_parts_of_a_heterogeneous_job_deal_several_learners_alike(cluster: Cluster, tmp_path: Path) -> None:
+def test_central_inference_is_a_heterogeneous_job_whose_parts_deal_several_learners_alike(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     args = "--total-frames 3000 --batch-unrolls 8 --unroll-length 5 --learners 2 --exchange allreduce"
-    sizes = ("--nodes=2", "--cpus-per-task=2", ":", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
+    sizes = ("--nodes=2", "--cpus-per-task=4", ":", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
     job = cluster.submit("central_inference.sh", tmp_path, *sizes, args=args)
     job.wait_for_end()
     assert "6 = 2 learners + 4 actors" in job.output
+    assert job.lives()[0]["cores"] == 2 * 4 + 4 * 2
+    assert json.loads((job.run_dir / "config.json").read_text())["environment"]["env_threads"] == 2  # an actor's
     assert job.lives()[0].get("ended", {}).get("outcome") == "finished", job.output
     assert len(list((job.run_dir / "metrics").glob("learner-*.jsonl"))) == 2
     assert len(list((job.run_dir / "metrics").glob("actor-*.jsonl"))) == 4
