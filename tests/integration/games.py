@@ -130,10 +130,6 @@ def make_raising() -> gymnasium.Env:
     return Corridor(trouble_at=100)
 
 
-def make_raising_in_lane_1() -> gymnasium.Env:
-    return Corridor(trouble_at=100 if multiprocessing.current_process().name == "lane-1" else None)
-
-
 def make_flaky_for_worker_1() -> gymnasium.Env:
     """Collapses at every step, but only in the first life of worker 1."""
     flaky = "--role worker --rank 1 --incarnation 0" in " ".join(sys.argv)

@@ -72,15 +72,3 @@ def test_what_environments_start_in_servers_and_lanes_ends_as_they_say_and_ends_
     server = [record for record in records(folder, "server", 0) if record["kind"] == "server"]
     assert server[-1]["data_points_total"] >= 400, output
     assert "SIGTERM" not in output
-
-
-def test_a_game_that_fails_in_a_lane_is_named(tmp_path: Path):
-    folder = tmp_path / "run"
-    words = (
-        "train tests.integration.games:make_raising_in_lane_1 --workers 1 --exchange local --lanes 2 "
-        f"--envs-per-worker 2 --track --environment-restarts 0 --total-frames 100000 --run-dir {folder}"
-    ).split()
-    with Run(*words, folder=folder) as run:
-        code, output = run.wait(120)
-    assert code != 0
-    assert "lane 1 failed: " in output and "the corridor has collapsed" in output

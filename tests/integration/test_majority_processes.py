@@ -194,12 +194,3 @@ def test_a_run_of_which_all_ranks_are_stopped_goes_on_when_they_wake(start):
     for rank in run.ranks:
         run.reach(rank)
     run.check(run.stop())
-
-
-def test_without_backup_workers_a_killed_rank_shrinks_the_run(start):
-    run = start(2)
-    run.reach(1)
-    os.kill(run.ranks[1].pid, signal.SIGKILL)
-    run.ranks.pop(1).join()
-    run.reach(0)
-    assert run.stop().step > 0

@@ -3,8 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from param_servers.config import OptimizerConfig
 from param_servers.errors import ConfigError
@@ -64,23 +62,6 @@ def test_each_rule_is_the_one_of_its_paper(name):
     for gradient in gradients:
         step(optimizer, gradient, 0.05)
     np.testing.assert_allclose(flat.numpy(), expected, rtol=1e-4, atol=1e-6)
-
-
-@given(st.sampled_from(NAMES), st.integers(4, 200), st.data())
-@settings(max_examples=60)
-def test_shards_are_bit_equal_to_the_whole_and_their_states_join(name, numel, data):
-    cut = data.draw(st.integers(1, numel - 1))
-    config = OptimizerConfig(optimizer=name)
-    whole = torch.linspace(-1, 1, numel)
-    parts = [whole[:cut].clone(), whole[cut:].clone()]
-    optimizer, shards = SliceOptimizer(config, whole), [SliceOptimizer(config, part) for part in parts]
-    for gradient in stream(5, numel):
-        step(optimizer, gradient, 0.01)
-        step(shards[0], gradient[:cut], 0.01)
-        step(shards[1], gradient[cut:], 0.01)
-    assert torch.equal(whole, torch.cat(parts))
-    state, merged = optimizer.state, merge_states([shard.state for shard in shards])
-    assert state.keys() == merged.keys() and all(torch.equal(state[key], merged[key]) for key in state)
 
 
 @pytest.mark.parametrize("name", NAMES)

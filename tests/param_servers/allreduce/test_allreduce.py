@@ -271,21 +271,6 @@ def test_ranks_whose_parameters_have_drifted_apart_are_named_and_none_writes_a_c
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_ranks, tmp_path):
-    def body(collective):
-        worker = exchange(collective, checkpoint_dir=tmp_path)
-        train(worker, collective.rank, 2)
-        if collective.rank == 2:
-            worker.close()
-            return None
-        return train(worker, collective.rank, 1)
-
-    errors = run_ranks(3, body, step_timeout_s=8)
-    for error in errors[:2]:
-        assert isinstance(error, PeerLost) and "rank 2 of 3 does not answer" in str(error) and "\n" not in str(error)
-    assert (tmp_path / "step-2").is_dir()
-
-
 def test_a_rank_that_is_lost_after_the_last_step_costs_no_step(run_ranks, tmp_path):
     def body(collective):
         stop = {"should_stop": lambda step, data_points: "3 steps" if step >= 3 else None}

@@ -62,9 +62,12 @@ def test_with_fewer_ranks_than_gradients_the_run_goes_on_with_those_that_are_lef
     results = run.together([0, 1], steps=2)
     assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
     assert torch.allclose(run.newest(1, 3).parameters, reference([[0, 1, 2], [0, 1], [0, 1]]))
-    assert any(
-        event["event"] == "shrunk" and "2 ranks are left for 3 gradients" in event["message"] for event in run.events
-    )
+    run.die(1)
+    assert run.together([0])[0][0].accepted
+    assert torch.allclose(run.newest(0, 4).parameters, reference([[0, 1, 2], [0, 1], [0, 1], [0]]))
+    shrunk = [event["message"] for event in run.events if event["event"] == "shrunk"]
+    for left, message in zip((2, 1), shrunk, strict=True):
+        assert f"{left} ranks are left for 3 gradients" in message
 
 
 def test_with_fewer_than_min_workers_the_loss_of_a_rank_ends_the_run_with_a_checkpoint(start, tmp_path):

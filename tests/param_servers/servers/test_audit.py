@@ -145,11 +145,3 @@ def test_a_rolled_back_history_leaves_the_commits_that_count() -> None:
         {"kind": "commit", "term": 2, "step": 2},
     ]
     assert [(line["term"], line["step"]) for line in history(lines)] == [(1, 0), (1, 1), (2, 2)]
-
-
-def test_a_replay_sums_in_ascending_worker_order() -> None:
-    gradients = {(0, worker, 0, 1): randn(worker, 50) for worker in range(4)}
-    lines = [{"kind": "commit", "step": 0, "members": [[3, 0, 1], [0, 0, 1], [2, 0, 1]], "learning_rate": 1.0}]
-    got = replay(torch.zeros(50), OptimizerConfig(optimizer="sgd"), lines, lambda *key: gradients[key])
-    expected = -(gradients[0, 0, 0, 1] + gradients[0, 2, 0, 1] + gradients[0, 3, 0, 1]) / 3
-    assert torch.equal(got, expected)

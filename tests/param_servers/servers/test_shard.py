@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.errors import CheckpointError
 from param_servers.layout import FlatLayout, plan_shards
+from param_servers.optim import merge_states
 from param_servers.servers.shard import Shard
 
 OPTIMIZERS: list[OptimizerName] = ["sgd", "momentum", "rmsprop", "adam", "adagrad", "adadelta"]
@@ -47,6 +48,8 @@ def test_shards_change_nothing_in_the_result(name: OptimizerName, numel: int, sh
         for shard, part in zip(parts, slices, strict=True):
             shard.apply([gradient[part] for gradient in gradients], 0.01)
     assert torch.equal(torch.cat([shard.parameters for shard in parts]), parameter.detach())
+    merged, state = merge_states([shard.optimizer_state() for shard in parts]), reference.state[parameter]
+    assert all(torch.equal(merged[key], state[key]) for key in state.keys() | merged.keys())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
