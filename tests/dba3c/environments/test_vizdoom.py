@@ -99,18 +99,6 @@ def test_a_player_who_walks_to_the_red_monster_and_shoots_scores(envs):
     assert len(scores) > 10 and np.mean(scores) > 50 and all(episode.terminated for episode in episodes)
 
 
-def test_killing_the_monster_terminates_with_its_reward(envs):
-    """Shooting while walking to and fro meets the monster before long."""
-    envs.reset()
-    episodes = []
-    for t in range(400):
-        actions = np.full(2, ATTACK if t % 3 == 0 else (LEFT if (t // 40) % 2 else RIGHT))
-        transition = envs.step(actions)
-        episodes += transition.episodes
-    killed = [episode for episode in episodes if episode.terminated]
-    assert killed and all(episode.score > -300 for episode in killed)
-
-
 def test_an_unknown_scenario_names_the_close_ones():
     with pytest.raises(UserError, match="did you mean vizdoom/basic"):
         make_vector_environment(EnvironmentConfig(env_id="vizdoom/basik"), 1, seed=0)
