@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.runs import records
 from tests.ports import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "containers" / "on_premise.sh"
@@ -99,4 +100,6 @@ def test_one_script_is_the_learner_and_its_actors_and_the_learner_listens_where_
     assert codes == [0, 0, 0], "".join(log.read_text() for log in logs)
     assert "3 = 1 learner + 2 actors" in logs[2].read_text()
     assert json.loads((run_dir / "rendezvous" / "learner-0.json").read_text())["port"] == int(port)
+    joined = [record["message"] for record in records(run_dir, "learner", 0) if record.get("event") == "joined"]
+    assert {line[:7] for line in joined if line.startswith("actor")} == {"actor 0", "actor 1"}
     assert json.loads((run_dir / "meta.json").read_text())["lives"][0]["ended"]["outcome"] == "finished"

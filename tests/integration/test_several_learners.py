@@ -90,15 +90,6 @@ def test_two_learners_with_their_actors_beside_them_sum_over_all_ranks(
     check_that_both_learned(folder)
 
 
-def test_a_launcher_s_ranks_are_a_learner_and_its_actors(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    torchrun = ("torchrun", "--standalone", "--nproc-per-node", "3", "--no-python", "dba3c")
-    said = launched(torchrun, "--learners", "1", "--run-dir", str(folder))
-    assert "3 = 1 learner + 2 actors" in said
-    joined = [r["message"] for r in records(folder, "learner", 0) if r.get("event") == "joined"]
-    assert {line[:7] for line in joined if line.startswith("actor")} == {"actor 0", "actor 1"}
-
-
 def launched(launcher: tuple[str, ...], *words: str) -> str:
     """What the ranks say that a launcher starts, and that all end well."""
     if shutil.which(launcher[0], path=str(BIN)) is None:
