@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ DOCS = sorted(
 )
 PAGES = sorted({*DOCS, *(ROOT / "results").rglob("*.md"), *(ROOT / "docs").rglob("*.md")})
 PACKAGES = ("param_servers", "dba3c", "launch")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
 
 def test_imports_only_go_down_between_and_inside_the_packages() -> None:
@@ -71,3 +74,42 @@ def test_the_check_of_names_can_fail() -> None:
     assert not exists("dba3c/workers/wroker.py")
     assert not exists("dba3c.workers.worker.run_wroker")
     assert not exists("dba3c.trian.worker")
+
+
+def pickling(source: str) -> set[str]:
+    """What a module uses that pickles, or loads what may be a pickle; sockets have a send and recv of bytes, too."""
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in imports
+        for alias in node.names
+    }
+    used = imported | {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found = {name for name in imported if name.split(".")[0] in PICKLES}
+    found |= {name for name in used if re.search(r"^torch\.(load|save)$|_object(_list)?$", name)}
+    if any(re.search(r"\.(Connection|Pipe)$", name) for name in used):
+        found |= {name for name in used if re.search(r"\.(send|recv)$", name)}
+    return found
+
+
+def test_no_module_pickles_or_loads_a_pickle() -> None:
+    found = {str(path.relative_to(ROOT)): pickling(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert MODULES and not {name: what for name, what in found.items() if what}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch; torch.load('a')",
+        "from torch import save",
+        "torch.distributed.broadcast_object_list([1])",
+        "from multiprocessing.connection import Pipe; ours, theirs = Pipe(); ours.send(1)",
+        "import multiprocessing; multiprocessing.get_context('fork').Pipe()[0].recv()",
+    ],
+)
+def test_the_check_of_pickles_can_fail(source: str) -> None:
+    assert pickling(source)
+    assert not pickling("import socket; socket.socketpair()[0].send(b'')")

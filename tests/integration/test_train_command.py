@@ -91,14 +91,15 @@ def test_a_live_run_is_its_own_ends_with_a_checkpoint_at_ctrl_c_and_resume_goes_
     assert (folder / "config.json").read_text() == config
     total_frames = first["data_points"] + 2000
     with started(folder, "--resume", "--total-frames", str(total_frames)) as run:
-        code, output = run.wait()
-    assert code == 0 and "had finished" not in output, output
+        code, of_second_life = run.wait()
+    assert code == 0 and "had finished" not in of_second_life, of_second_life
     second = json.loads((newest_checkpoint(folder) / "manifest.json").read_text())
     assert second["step"] > first["step"]
     assert total_frames <= second["data_points"] < total_frames + 200
     assert len(RunFolder.open(folder).meta()["lives"]) == 2
     for role in ("server", "worker"):  # nobody passes for who played the role in the life before
         assert {record["incarnation"] for record in run.records(role, 0)} == {0, PER_START}
+    check_that_the_secret_is_in_its_own_file_only(folder, output + of_second_life)
 
 
 def check_that_only_loopback_listens_and_the_secret_is_its_owner_s(run: Run) -> None:
@@ -109,6 +110,14 @@ def check_that_only_loopback_listens_and_the_secret_is_its_owner_s(run: Run) -> 
     assert (run.folder / "secret").stat().st_mode & 0o077 == 0
     secret = (run.folder / "secret").read_text().strip()
     assert not any(secret in " ".join(child.cmdline()) for child in run.children())
+
+
+def check_that_the_secret_is_in_its_own_file_only(folder: Path, output: str) -> None:
+    secret = (folder / "secret").read_text().strip()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path.name for path in files if secret.encode() in path.read_bytes()] == ["secret"]
+    assert {"worker-0.log", "worker-0.jsonl", "meta.json", "config.json"} <= {path.name for path in files}
+    assert secret not in output
 
 
 def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
