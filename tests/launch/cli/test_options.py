@@ -19,6 +19,8 @@ from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse, parse_resume, parse_train
 from launch.cli.simulate import simulate
 
+ROOT = Path(__file__).parents[3]
+RELIABILITY = ROOT / "docs" / "reliability.md"
 POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:loss"
 
 
@@ -283,8 +285,19 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
         changed_on_resume(of_32, parse_resume(["RUN", "--lanes", "12"])[1])
     assert changed_on_resume(of_32, parse_resume(["RUN", "--lanes", "16"])[1]).environment.lanes == 16
     assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
-    documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Resume and change")[1]
+    documented = RELIABILITY.read_text().split("## Resume and change")[1]
     assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))
+
+
+def test_every_test_that_shows_what_is_promised_is_there() -> None:
+    promised, files = RELIABILITY.read_text(), sorted((ROOT / "tests").rglob("test_*.py"))
+    paths = {path for file in files for path in (file.name, str(file.relative_to(ROOT)))}
+    tests = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    named = re.findall(r"`((?:…|test_)\w+…?)`", promised)
+    of_files = re.findall(r"`([\w/]*test_\w+\.py)`", promised)
+    assert len(named) > 20 and len(of_files) > 20
+    assert not [name for name in named if not any(re.fullmatch(name.replace("…", ".*"), test) for test in tests)]
+    assert not set(of_files) - paths
 
 
 @pytest.mark.parametrize(
