@@ -61,7 +61,8 @@ def test_with_fewer_ranks_than_gradients_the_run_goes_on_with_those_that_are_lef
     run.die(2)
     results = run.together([0, 1], steps=2)
     assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
-    assert torch.allclose(run.newest(1, 3).parameters, reference([[0, 1, 2], [0, 1], [0, 1]]))
+    for rank in (0, 1):  # their sum is over: a member's death in it would take the step back
+        assert torch.allclose(run.newest(rank, 3).parameters, reference([[0, 1, 2], [0, 1], [0, 1]]))
     run.die(1)
     assert run.together([0])[0][0].accepted
     assert torch.allclose(run.newest(0, 4).parameters, reference([[0, 1, 2], [0, 1], [0, 1], [0]]))
