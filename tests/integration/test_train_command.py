@@ -245,11 +245,12 @@ def test_workers_that_no_mpirun_started_are_refused_instead_of_training_a_model_
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_the_same_seed_gives_bit_equal_parameters_with_two_workers_and_two_servers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", [("--servers", "2"), ("--exchange", "allreduce")], ids=["servers", "allreduce"])
+def test_the_same_seed_gives_bit_equal_parameters_with_two_workers(tmp_path: Path, exchange: tuple[str, str]) -> None:
     parameters = []
     for name in ("one", "two"):
-        words = ("--workers", "2", "--servers", "2", "--total-frames", "1500", "--seed", "7")
-        with started(tmp_path / name, *words) as run:
+        words = ("--workers", "2", *exchange, "--total-frames", "1500", "--seed", "7", "--track")
+        with started(tmp_path / name, *words, base=("train", CORRIDOR[1], "--envs-per-worker", "2")) as run:
             code, output = run.wait()
         assert code == 0, output
         parameters.append(load_checkpoint(newest_checkpoint(tmp_path / name)).parameters)
