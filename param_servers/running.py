@@ -226,7 +226,7 @@ def train_on_one_machine(
         model: all its parameters are trained; buffers (of batch norm, say) are each worker's own and not brought back.
         loss: (model, rank, step) -> a scalar, the mean over this worker's batch. It is called in the workers'
             processes, where torch's generator is seeded with the rank.
-        optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
+        optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`; ports are chosen here.
         data_points: samples in one batch; learning-rate schedules and `should_stop` count them.
 
     Raises:

@@ -273,8 +273,8 @@ class GradientRecorder:
         self.metrics.record_step(receipt.step, values, sections.take())
 
     def finish(self) -> None:
-        """No gradient will be answered for a while, or any more. Games alone are no record of a gradient: loss and norm
-        are weighted by their number."""
+        """No gradient will be answered any more. Games alone are no record of a gradient: loss and norm are weighted by
+        their number."""
         taken = self._take(self._step)
         if taken["agent_steps"]:
             self.metrics.record_step(self._step, taken)

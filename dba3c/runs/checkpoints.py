@@ -182,16 +182,15 @@ class CheckpointWatch:
         a checkpoint is due, and those before the first one may be of a game's first observations alone. Where they do
         not come (their disk refuses), earlier ones are used, which is said.
         """
-        waited_for, since_s = -1, 0.0
+        ahead_since_s = None  # not begun anew with a newer checkpoint: they may come faster than it ends
         while self._run_end() is None:
             seen = self._seen, self._first_look
             trained = self.newest_unseen()
             if trained is not None and not self._is_ahead_of_its_statistics(trained):
                 return trained
             if trained is not None:
-                if trained.step != waited_for:
-                    waited_for, since_s = trained.step, time.monotonic()
-                if time.monotonic() - since_s > STATISTICS_S:
+                ahead_since_s = ahead_since_s or time.monotonic()
+                if time.monotonic() - ahead_since_s > STATISTICS_S:
                     older = (trained.observation_statistics or {}).get("step")
                     late = f"step-{trained.step}: no observation statistics of its time within {STATISTICS_S:g} s"
                     self._say(f"{late}: those of step {older} are used")

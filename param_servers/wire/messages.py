@@ -34,7 +34,7 @@ from typing import NamedTuple
 from param_servers.errors import BadMessage
 
 MAGIC = b"D3PS"
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 _HEADER = struct.Struct("<4sHBB4xIIIIqqQQ4x")
 HEADER_BYTES = _HEADER.size
 MOST_CONTROL_BYTES = 1 << 20

@@ -121,6 +121,13 @@ def test_a_strangers_garbage_is_turned_away_and_nobody_is_harmed(stage: Callable
     on.until(lambda: actor.answers == [(0, 0, [4, 4])])
 
 
+def test_whoever_does_not_know_the_secret_is_turned_away(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    stranger = on.actor(0, secret=b"another secret, just as long")
+    assert stranger.left and not stranger.joined
+    assert on.service.actors == set()
+
+
 def test_an_oversized_observation_ends_its_actors_link_and_nobody_elses(stage: Callable[..., Stage]) -> None:
     on = stage()
     big, good = on.actor(0), on.actor(1)

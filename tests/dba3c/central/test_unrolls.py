@@ -12,7 +12,6 @@ from dba3c.central.unrolls import GroupKey, GroupUnroll, UnrollStore, observatio
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Episode
 
 SHAPE = GroupShape(
     num_envs=2, frame_stack=1, observation_shape=(1,), dtype="float32", action_shape=(), action_dtype="int64"
@@ -21,7 +20,7 @@ A, B = GroupKey(0, 0, 0), GroupKey(1, 0, 0)
 T = 3
 
 
-def say(store: UnrollStore, key: GroupKey, value: float, *, valid: bool = True, state: tuple = ()) -> list[Episode]:
+def say(store: UnrollStore, key: GroupKey, value: float, *, valid: bool = True, state: tuple = ()) -> None:
     """Message with observation ``value`` and ``value + 0.5``, reward 10·value."""
     message = np.zeros(SHAPE.most_bytes, np.uint8)
     observation = np.array([[value], [value + 0.5]], np.float32)

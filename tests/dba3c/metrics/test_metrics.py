@@ -238,17 +238,17 @@ def test_a_folder_that_cannot_be_written_never_stops_training(tmp_path):
     assert "10 records could not be written" in warnings[1]
 
 
-def test_games_that_end_while_there_is_no_gradient_weigh_no_loss(tmp_path, clock):
+def test_games_and_steps_without_a_gradient_weigh_no_loss(tmp_path, clock):
     run = RunFolder.create(tmp_path / "run", TrainConfig().to_json())
-    writer = MetricsWriter(run, "learner", 0, window_s=1e9)
+    writer = MetricsWriter(run, "worker", 0, window_s=1e9)
     recorder = GradientRecorder(writer)
 
     def learn(step, loss):
         recorder.record(Receipt(True, step, ""), step - 1, 64, {"loss_total": loss}, Sections())
 
     learn(1, 10.0)
-    for _ in range(9):  # a replay fills
-        recorder.stepped(1, Experience(), [Episode(1.0, 10, True, False, 0)])
+    for _ in range(9):
+        recorder.stepped(1, Experience(10, 40), [Episode(1.0, 10, True, False, 0)])
         recorder.finish()
     writer.flush()
     for step in range(2, 11):
@@ -256,7 +256,7 @@ def test_games_that_end_while_there_is_no_gradient_weigh_no_loss(tmp_path, clock
     writer.close()
     drawn = [point.values["loss/total"] for point in points_of(run, 60.0) if isinstance(point, Point)]
     assert drawn == [1.0]  # of ten gradients
-    assert [line["score"] for line in lines(run.metrics / "learner-0.jsonl") if line["kind"] == "episode"] == [1.0] * 9
+    assert [line["score"] for line in lines(run.metrics / "worker-0.jsonl") if line["kind"] == "episode"] == [1.0] * 9
     run.release()
 
 
