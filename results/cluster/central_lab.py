@@ -1,9 +1,9 @@
 """Central inference on a cluster that one machine stands for, by time dilation: n nodes of actors and one learner.
 
-As `lab`: hosts are network namespaces, computing and the network are slowed by the same
-factor D. Links, messages, batches, unrolls and memory are the real ones; environments, policy and gradient are sleeps
-of the time that one core was recorded to take, for an actor's node divided among its 12 cores, for the learner's by as
-many as it is worth.
+As in `lab` hosts are network namespaces, and computing and the network are slowed by the same factor D. Links,
+messages, batches, unrolls and memory are the real ones; environments, policy and gradient are sleeps of the time that
+one core was recorded to take, for an actor's node divided among its 12 cores, for the learner's by as many as it is
+worth.
 """
 
 import os
